@@ -10,6 +10,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 
+# Tests start hundreds of processes; without compiled files, each of them compiles the whole package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto

@@ -9,6 +9,7 @@ from typing import Any
 
 from liveness.config.frontend_settings import FrontendSettings
 from liveness.frontend.app import Frontend
+from liveness.security.forwarded_callers import item_metadata
 from liveness.telemetry.logs import configure_logging
 
 UNARY_PATH = "/liveness.v1.LivenessService/RecordWorkerHeartbeat"
@@ -20,8 +21,8 @@ class WithoutCoalescing:
     def __init__(self, forwarder):
         self._forwarder = forwarder
 
-    async def send(self, owner, namespace, request, timeout_s):
-        return await self._forwarder.send(UNARY_PATH, request, owner, (), timeout_s)
+    async def send(self, owner, namespace, request, timeout_s, principal=b""):
+        return await self._forwarder.send(UNARY_PATH, request, owner, item_metadata([principal]), timeout_s)
 
 
 async def main(listen, db, how):

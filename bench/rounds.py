@@ -81,6 +81,21 @@ def alternate(
     return found
 
 
+def median_ratios(
+    ours: Sequence[float], theirs: Sequence[float], rounds: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Of short windows that were measured by turns: per round, the median of ours, of theirs, and of ours / theirs window by
+    window. A burst of other load falls on a few windows, and the median ignores them."""
+    size = len(ours) // rounds
+    pairs = list(zip(ours, theirs, strict=True))
+    parts = [pairs[at : at + size] for at in range(0, size * rounds, size)]
+    return (
+        [statistics.median(mine for mine, _ in part) for part in parts],
+        [statistics.median(other for _, other in part) for part in parts],
+        [statistics.median(mine / other for mine, other in part) for part in parts],
+    )
+
+
 def row(
     name: str,
     unit: str,
@@ -90,9 +105,11 @@ def row(
     bar: Bar | None = None,
     notes: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
+    ratios: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Return one row of the result: both sides, and ours / theirs round by round."""
-    ratios = [mine / other for mine, other in zip(found[ours], found[theirs], strict=True)]
+    """Return one row of the result: both sides, and ours / theirs round by round, unless `ratios` has them."""
+    if ratios is None:
+        ratios = [mine / other for mine, other in zip(found[ours], found[theirs], strict=True)]
     made: dict[str, Any] = {
         "row": name,
         "unit": unit,

@@ -10,7 +10,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from liveness.store.postgres import PostgresDatabase
 from liveness.store.schema import metadata
 from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
+from tests.free_ports import free_port
 
 START_ATTEMPTS = 10
 START_SECONDS_MAX = 60
@@ -108,7 +108,7 @@ class PostgresServer:
         assert self._process is None, "it runs already"
         for _ in range(START_ATTEMPTS):
             if not self._was_started:
-                self.port = _free_port()
+                self.port = free_port()
             if self._try_to_start():
                 self._was_started = True
                 return
@@ -336,15 +336,6 @@ class _Output:
         self._thread.join()
         assert self._process.stdout is not None
         self._process.stdout.close()
-
-
-def _free_port() -> int:
-    """Return a port that is free now. Another process may take it first; then the start fails and tries the
-    next one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class StoreDatabase:

@@ -184,7 +184,8 @@ def _binding_changes(key: WorkerKey, worker: Worker, beat: Heartbeat) -> Binding
     for activity in beat.unbound:
         id = activity.id
         known, claimed = held.get(id), declared.get(id)
-        if lost and id in lost:
+        # A worker may report the end of an earlier attempt before it learns that it has to stop a later one.
+        if lost and id in lost and lost[id].attempt == activity.attempt:
             cancelled[id] = None
         if claimed is not None and claimed.attempt == activity.attempt:
             del declared[id]  # started and finished between two heartbeats

@@ -233,7 +233,7 @@ class Frontend:
         outcome = await forwarder.send_until_served(
             None,
             RetrySafety.ALWAYS,
-            RetryBudget(self._clock, AUTHENTICATE_TIMEOUT_S, 0),
+            RetryBudget(self._clock, self.gateway.routes, AUTHENTICATE_TIMEOUT_S),
             lambda owner: forwarder.send(AUTHENTICATE_PATH, body, owner, (), AUTHENTICATE_TIMEOUT_S),
             lambda shard_id: False,
         )

@@ -102,7 +102,7 @@ class Batch:
             if isinstance(outcome, RpcFailure):
                 return outcome
             remaining = outcome
-            if remaining and not await retry_budget.wait(self._routes):
+            if remaining and not await retry_budget.wait():
                 break
         return self._build_response()
 

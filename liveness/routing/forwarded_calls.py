@@ -15,6 +15,7 @@ from liveness.domain.errors import NotForwarded, WrongNode
 from liveness.routing.forwarding import is_local_only, target_node
 from liveness.routing.gateway import Context, Serve
 from liveness.routing.routing_rules import RoutingRule, rule_of
+from liveness.rpc.call_metadata import metadata_of
 
 
 class ForwardedCalls:
@@ -34,7 +35,7 @@ class ForwardedCallRouter:
 
     def is_local(self, request: Any, context: Context) -> bool:
         """Return True, or refuse a call that was not forwarded or is meant for another node."""
-        target = target_node(context.invocation_metadata())
+        target = target_node(metadata_of(context))
         if target is None:
             raise NotForwarded
         if target != self._own_node_id:
@@ -43,7 +44,7 @@ class ForwardedCallRouter:
 
     def is_local_only(self, context: Context) -> bool:
         """Whether the caller wants the answer for this node's shards only."""
-        return is_local_only(context.invocation_metadata())
+        return is_local_only(metadata_of(context))
 
     def can_forward(self, context: Context) -> bool:
         return False

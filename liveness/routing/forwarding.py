@@ -277,7 +277,7 @@ class Forwarder:
                 immediate_retries -= 1
                 if immediate_retries and self.next_owner(shard_id, owner, outcome) is not None:
                     continue
-            if not await retry_budget.wait(self._routes):
+            if not await retry_budget.wait():
                 return failure or rpc_failures.from_error(self.unavailable_error(shard_id))
             failed_owner, immediate_retries = None, IMMEDIATE_RETRIES_MAX
 

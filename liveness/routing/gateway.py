@@ -33,6 +33,7 @@ from liveness.routing.routing_rules import RoutingKind, RoutingRule, rule_of
 from liveness.routing.routing_table import Owner, RoutingTable
 from liveness.routing.rpc_failures import RpcFailure
 from liveness.routing.stream_proxy import StreamProxy
+from liveness.rpc.call_metadata import metadata_of
 from liveness.rpc.tracing import CallTracer
 from liveness.security.forwarded_callers import PRINCIPAL_HEADER, encoded_principal
 
@@ -110,6 +111,7 @@ class Gateway:
     def retry_budget(self, rule: RoutingRule, context: Context) -> RetryBudget:
         return RetryBudget(
             self._clock,
+            self.routes,
             context.time_remaining(),
             rule.wait_ms_max,
             is_batch=rule.kind is RoutingKind.HEARTBEAT_BATCH,
@@ -175,7 +177,7 @@ class MethodRouter:
             return await self._forward_batch(request, context, serve)
         if kind is RoutingKind.HEARTBEAT_BATCH and serve is not None:
             return await serve(request)
-        metadata = caller_metadata(context.invocation_metadata())
+        metadata = caller_metadata(metadata_of(context))
         retry_budget = self._gateway.retry_budget(self.rule, context)
         await self._wait_for_shard_count(retry_budget)
         body = request if isinstance(request, bytes) else request.SerializeToString()
@@ -215,7 +217,7 @@ class MethodRouter:
         # A frontend learns the number of shards when it first reaches a node.
         routes = self._gateway.routes
         while not routes.shard_count:
-            if not await retry_budget.wait(routes):
+            if not await retry_budget.wait():
                 raise NoNodeReachable
 
     # -- batches
@@ -234,7 +236,7 @@ class MethodRouter:
             served = await serve(request)
             if SHARD_MOVED_BYTES not in served:
                 return served
-        metadata = caller_metadata(context.invocation_metadata())
+        metadata = caller_metadata(metadata_of(context))
         outcome = await batch.forward(metadata, retry_budget, served)
         if isinstance(outcome, RpcFailure):
             return await _reply(context, outcome)
@@ -247,8 +249,8 @@ class MethodRouter:
     async def forward_stream(self, request: Any, context: Context) -> AsyncIterator[bytes]:
         """Forward the messages of a node's stream. A failure after the first message goes to the caller, which knows how to
         resume."""
-        forwarder, routes = self._gateway.forwarder, self._gateway.routes
-        metadata = caller_metadata(context.invocation_metadata())
+        forwarder = self._gateway.forwarder
+        metadata = caller_metadata(metadata_of(context))
         retry_budget = self._gateway.retry_budget(self.rule, context)
         body = request if isinstance(request, bytes) else request.SerializeToString()
         failure, failed_owner = None, None
@@ -275,7 +277,7 @@ class MethodRouter:
                 failed_owner = owner
                 if forwarder.next_owner(None, failed_owner, failure) is not None:
                     continue
-            if not await retry_budget.wait(routes):
+            if not await retry_budget.wait():
                 break
             failed_owner = None
         await _reply(context, failure or rpc_failures.from_error(forwarder.unavailable_error(None)))

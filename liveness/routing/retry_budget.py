@@ -24,10 +24,20 @@ RETRY_DELAY_GROWTH = 1.6
 
 class RetryBudget:
     def __init__(
-        self, clock: Clock, remaining_s: float | None, wait_ms_max: int = 0, *, is_batch: bool = False
+        self,
+        clock: Clock,
+        routes: RoutingTable,
+        remaining_s: float | None,
+        wait_ms_max: int = 0,
+        *,
+        is_batch: bool = False,
     ) -> None:
         """`remaining_s`: time until the caller's deadline, if it has one. `wait_ms_max`: how long the node may hold the call."""
         self._clock = clock
+        self._routes = routes
+        self._tried_revision = routes.revision
+        """The revision of the routes when the last try began."""
+        self._has_skipped_wait = False
         self._started_ms = now_ms = clock.monotonic_ms()
         self._call_ms_max = CALL_MS_MAX + wait_ms_max
         self._deadline_ms: float | None = None
@@ -56,14 +66,22 @@ class RetryBudget:
         """Time-out of a try for one part of a batch. It leaves time to answer with the other parts."""
         return max(0.001, (self._reply_by_ms - self._clock.monotonic_ms()) / 1_000)
 
-    async def wait(self, routes: RoutingTable) -> bool:
-        """Wait until the routes change, or for the retry delay. Returns False when the budget is used up."""
+    async def wait(self) -> bool:
+        """Wait until the routes change, or for the retry delay. Returns False when the budget is used up.
+
+        Routes that changed during the last try are tried at once, but not twice in a row: nodes that name each other as the
+        owner change them with every try.
+        """
+        routes = self._routes
         now_ms = self._clock.monotonic_ms()
         until_ms = self._retry_until_ms
         if not routes.members():
             until_ms = min(until_ms, self._started_ms + NO_NODES_MS_MAX)
         if until_ms <= now_ms:
             return False
-        await routes.wait_for_change(self._clock, min(self._delay_ms, until_ms - now_ms))
-        self._delay_ms = min(self._delay_ms * RETRY_DELAY_GROWTH, RETRY_DELAY_MS_MAX)
+        self._has_skipped_wait = not self._has_skipped_wait and routes.revision != self._tried_revision
+        if not self._has_skipped_wait:
+            await routes.wait_for_change(self._clock, min(self._delay_ms, until_ms - now_ms))
+            self._delay_ms = min(self._delay_ms * RETRY_DELAY_GROWTH, RETRY_DELAY_MS_MAX)
+        self._tried_revision = routes.revision
         return self._clock.monotonic_ms() < until_ms

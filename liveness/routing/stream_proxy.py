@@ -37,7 +37,7 @@ from liveness.routing.owner_connection import OpenStream, OwnerConnection, open_
 from liveness.routing.retry_budget import RETRY_DELAY_GROWTH, RETRY_DELAY_MS_MIN, RETRY_MS_MAX
 from liveness.routing.routing_rules import RetrySafety
 from liveness.routing.routing_table import Owner, RoutingTable
-from liveness.security.principal import current_caller, encode_principal
+from liveness.security.principal import current_caller
 from liveness.security.refused_request import RefusedRequest
 from liveness.v1.cluster_pb2 import RelayRequest, RelayResponse
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
@@ -117,7 +117,7 @@ class StreamProxy:
     ) -> AsyncIterator[AttachResponse]:
         caller = current_caller.get()
         client = ClientStream(
-            next(self._stream_numbers), "" if caller is None else encode_principal(caller.principal)
+            next(self._stream_numbers), "" if caller is None else caller.principal.encoded().decode()
         )
         self._clients[client.number] = client
         if self._is_closed:

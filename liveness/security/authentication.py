@@ -1,7 +1,7 @@
 """Who calls: a token or a JWT in the `authorization` header, or a client certificate that TLS has verified.
 
-Verifying costs tens of microseconds, so its result is remembered by the header's text until the credential expires or the
-tokens or keys change.
+Verifying costs tens of microseconds, so its result is remembered by the header's text until the credential expires, the
+tokens or keys change, or the hour ends.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from liveness.security.token_table import TokenTable
 BEARER = "bearer "
 HEADER_CHARS_MAX = 16_384
 CACHE_ENTRIES_MAX = 10_000
+HOUR_MS = 3_600_000
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -55,16 +56,18 @@ class CallerRegistry(ABC):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._now_ms = clock.wall_ms
         self._callers: dict[str, tuple[Caller, int]] = {}
         self._streams: set[OpenStream] = set()
 
-    def known(self, context: CallContext) -> Caller | None:
+    def known(self, metadata: Metadata | None) -> Caller | None:
         """The caller, if its header was verified before. None if it must be verified."""
-        header = authorization_of(context.invocation_metadata())
-        if header is None:
-            return None
+        header = authorization_of(metadata)
+        return None if header is None else self.known_header(header)
+
+    def known_header(self, header: str) -> Caller | None:
         entry = self._callers.get(header)
-        if entry is None or self._clock.wall_ms() >= entry[1]:
+        if entry is None or self._now_ms() >= entry[1]:
             return None
         return entry[0]
 
@@ -73,12 +76,14 @@ class CallerRegistry(ABC):
         """Verify the caller's credential. Raises `Unauthenticated`."""
 
     async def identify(self, context: CallContext) -> Caller:
-        return self.known(context) or await self.authenticate(context)
+        return self.known(context.invocation_metadata()) or await self.authenticate(context)
 
     def remember(self, header: str, caller: Caller, until_wall_ms: int) -> None:
+        """At the end of the hour the caller is forgotten, too, because its use is counted by the hour (`noted_hosts`)."""
         if len(self._callers) >= CACHE_ENTRIES_MAX:
             self._callers.clear()
-        self._callers[header] = caller, until_wall_ms
+        hour_end_ms = (self._clock.wall_ms() // HOUR_MS + 1) * HOUR_MS
+        self._callers[header] = caller, min(until_wall_ms, hour_end_ms)
 
     def forget_all(self) -> None:
         self._callers.clear()
@@ -109,16 +114,22 @@ class Authenticator(CallerRegistry):
         self.tokens = tokens
         self._verifier = verifier
         self._certificate_rules = tuple(rule for rule in certificate_rules if rule.claim == CERTIFICATE_CLAIM)
+        self._certificate_callers: dict[str, Caller] = {}
+        """By the certificate's name. The rules that grant something to it never change."""
         tokens.on_change = self.recheck
+        tokens.on_poll = self.end_expired_streams
 
     async def authenticate(self, context: CallContext) -> Caller:
         header = authorization_of(context.invocation_metadata())
         if header is not None:
             return self.authenticate_header(header)
-        principal = self._certificate_principal(context.auth_context())
-        if principal is None:
+        caller = self._certificate_caller(context.auth_context())
+        if caller is None:
             raise Unauthenticated
-        return Caller(principal)
+        return caller
+
+    def identify_header(self, header: str) -> Caller:
+        return self.known_header(header) or self.authenticate_header(header)
 
     def authenticate_header(self, header: str) -> Caller:
         principal = self._verify(header)
@@ -136,18 +147,32 @@ class Authenticator(CallerRegistry):
             raise Unauthenticated(why=INVALID_TOKEN)
         return self._verifier.verify(credential)
 
-    def _certificate_principal(self, auth_context: Mapping[str, Iterable[bytes]]) -> Principal | None:
+    def _certificate_caller(self, auth_context: Mapping[str, Iterable[bytes]]) -> Caller | None:
         if not self._certificate_rules:
             return None
         name = certificate_name(auth_context)
         if name is None:
             return None
-        grants = grants_for(self._certificate_rules, {CERTIFICATE_CLAIM: name})
-        return Principal(CERTIFICATE_PREFIX + name, grants, CERTIFICATE, name)
+        caller = self._certificate_callers.get(name)
+        if caller is None:
+            grants = grants_for(self._certificate_rules, {CERTIFICATE_CLAIM: name})
+            caller = Caller(Principal(CERTIFICATE_PREFIX + name, grants, CERTIFICATE, name))
+            if len(self._certificate_callers) >= CACHE_ENTRIES_MAX:
+                self._certificate_callers.clear()
+            self._certificate_callers[name] = caller
+        return caller
+
+    def end_expired_streams(self) -> None:
+        """Credentials expire without a change of the tokens or keys."""
+        now_ms = self._clock.wall_ms()
+        for stream in self.open_streams():
+            expires_ms = stream.caller.principal.expires_wall_ms
+            if expires_ms and now_ms >= expires_ms and not stream.revoked.done():
+                stream.revoked.set_result(None)
 
     def recheck(self) -> None:
-        """Verify everybody again, since tokens or keys have changed or time has passed: end the streams of those whose
-        credential is not valid any more."""
+        """Verify everybody again, since tokens or keys have changed: end the streams of those whose credential is not valid
+        any more."""
         self.forget_all()
         for stream in self.open_streams():
             if stream.caller.authorization and not stream.revoked.done():

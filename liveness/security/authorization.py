@@ -24,6 +24,9 @@ class Scope(IntEnum):
     CALLER = 5
 
 
+_NAMESPACE, _WORKER = Scope.NAMESPACE, Scope.WORKER
+
+
 class AccessRule(NamedTuple):
     roles: frozenset[Role]
     """One of them, or a role that includes it, is needed."""
@@ -59,14 +62,15 @@ def authorize(principal: Principal, rule: AccessRule, request: Any) -> None:
     """Refuse a call that the principal may not make. Of a batch, `denied_items` names the items that are refused; a batch is
     refused as a whole if its namespace is."""
     scope = rule.scope
-    if scope is Scope.WORKER and rule.worker_key is not None:
-        authorize_worker(principal, rule, request.namespace, rule.worker_key(request))
-    elif scope is Scope.NAMESPACE:
-        if "" not in principal.key_prefixes(rule.roles, request.namespace):
+    if scope is _WORKER or scope is _NAMESPACE:
+        # Without calls of other functions for a caller that has the role in the whole namespace: this runs for every heartbeat.
+        prefixes = principal.key_prefixes(rule.roles, request.namespace)
+        if "" in prefixes:
+            return
+        if scope is _NAMESPACE or not prefixes:
             raise denied(principal, rule, request.namespace)
-    elif scope is Scope.WORKER:
-        if not principal.key_prefixes(rule.roles, request.namespace):
-            raise denied(principal, rule, request.namespace)
+        if rule.worker_key is not None:
+            authorize_worker(principal, rule, request.namespace, rule.worker_key(request))
     elif scope is Scope.SERVER:
         if "" not in principal.key_prefixes(rule.roles, ""):
             raise denied(principal, rule, "")

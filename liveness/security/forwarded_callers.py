@@ -9,8 +9,8 @@ from functools import lru_cache
 import msgspec
 
 from liveness.domain.errors import Unauthenticated
-from liveness.security.authentication import CallContext, CallerRegistry, Metadata
-from liveness.security.principal import Caller, Principal, current_caller, decode_principal, encode_principal
+from liveness.security.authentication import CACHE_ENTRIES_MAX, CallContext, CallerRegistry, Metadata
+from liveness.security.principal import Caller, Principal, current_caller, decode_principal
 
 PRINCIPAL_HEADER = "liveness-principal-bin"
 """The principal of all that the call contains."""
@@ -33,7 +33,7 @@ def principal_metadata() -> tuple[tuple[str, bytes], ...]:
 def encoded_principal() -> bytes:
     """Empty if callers are not asked who they are."""
     caller = current_caller.get()
-    return b"" if caller is None else encode_principal(caller.principal).encode()
+    return b"" if caller is None else caller.principal.encoded()
 
 
 def item_metadata(principals: Sequence[bytes]) -> tuple[tuple[str, bytes], ...]:
@@ -50,8 +50,7 @@ def item_metadata(principals: Sequence[bytes]) -> tuple[tuple[str, bytes], ...]:
 class ForwardedCallers(CallerRegistry):
     """Reads who made a forwarded call from the metadata that its sender, a node or a frontend, has set."""
 
-    def known(self, context: CallContext) -> Caller | None:
-        metadata = context.invocation_metadata()
+    def known(self, metadata: Metadata | None) -> Caller | None:
         if (encoded := _header(metadata, PRINCIPAL_HEADER)) is not None:
             return _caller(encoded)
         if (encoded := _header(metadata, ITEM_PRINCIPALS_HEADER)) is not None:
@@ -62,7 +61,7 @@ class ForwardedCallers(CallerRegistry):
         raise Unauthenticated
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=CACHE_ENTRIES_MAX)
 def _caller(encoded: bytes) -> Caller:
     try:
         return Caller(decode_principal(encoded.decode()))
@@ -74,12 +73,19 @@ def _batch_caller(encoded: bytes) -> Caller:
     """Its principal has the grants of all: each sender was asked for its own where it arrived."""
     try:
         message = msgspec.msgpack.decode(encoded, type=_ItemPrincipals)
-        principals = [_caller(principal.encode()).principal for principal in message.principals]
-        items = tuple(principals[position].name for position in message.positions)
+        sender, names = _sender(tuple(message.principals))
+        items = tuple(names[position] for position in message.positions)
     except (ValueError, IndexError, msgspec.MsgspecError):
         raise Unauthenticated from None
+    return Caller(sender, item_principals=items)
+
+
+@lru_cache(maxsize=1_000)
+def _sender(encoded: tuple[str, ...]) -> tuple[Principal, tuple[str, ...]]:
+    """The principal with the grants of all, and the name of each. A frontend names the same ones again and again."""
+    principals = [_caller(principal.encode()).principal for principal in encoded]
     grants = {grant: None for principal in principals for grant in principal.grants}
-    return Caller(Principal("", grants), item_principals=items)
+    return Principal("", grants), tuple(principal.name for principal in principals)
 
 
 def _header(metadata: Metadata | None, name: str) -> bytes | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple
 
 import msgspec
 
@@ -29,7 +28,7 @@ CERTIFICATE = "certificate"
 
 
 class Principal:
-    __slots__ = ("_memo", "credential_id", "credential_kind", "expires_wall_ms", "grants", "name")
+    __slots__ = ("_encoded", "_memo", "credential_id", "credential_kind", "expires_wall_ms", "grants", "name")
 
     def __init__(
         self,
@@ -46,6 +45,7 @@ class Principal:
         self.credential_id = credential_id
         self.expires_wall_ms = expires_wall_ms
         self._memo: dict[tuple[frozenset[Role], str], tuple[str, ...]] = {}
+        self._encoded = b""
 
     def __repr__(self) -> str:
         return f"Principal({self.name!r}, {' '.join(map(str, self.grants))!r})"
@@ -69,6 +69,20 @@ class Principal:
             self._memo[roles, namespace] = found
         return found
 
+    def encoded(self) -> bytes:
+        """The principal as text, for another node. It is written once: a frontend sends it with every heartbeat."""
+        if not self._encoded:
+            self._encoded = msgspec.json.encode(
+                _Encoded(
+                    self.name,
+                    " ".join(map(str, self.grants)),
+                    self.credential_kind,
+                    self.credential_id,
+                    self.expires_wall_ms,
+                )
+            )
+        return self._encoded
+
     def has(self, role: Role, namespace: str) -> bool:
         """Whether the principal has the role in the whole namespace; empty for all namespaces."""
         return "" in self.key_prefixes(frozenset({role}), namespace)
@@ -77,14 +91,21 @@ class Principal:
         return any(grant.covers(namespace) for grant in self.grants)
 
 
-class Caller(NamedTuple):
-    """Who made the call that is being served."""
+class Caller:
+    """Who made the call that is being served. Calls with the same header share it for a while."""
 
-    principal: Principal
-    authorization: str = ""
-    """The header as it came; empty if the call was forwarded."""
-    item_principals: tuple[str, ...] = ()
-    """Names of the principals of a batch's items, if a node or frontend put heartbeats of several callers together."""
+    __slots__ = ("authorization", "item_principals", "noted_hosts", "principal")
+
+    def __init__(
+        self, principal: Principal, authorization: str = "", item_principals: tuple[str, ...] = ()
+    ) -> None:
+        """`authorization`: the header as it came; empty if the call was forwarded. `item_principals`: names of the principals
+        of a batch's items, if a node or frontend put heartbeats of several callers together."""
+        self.principal = principal
+        self.authorization = authorization
+        self.item_principals = item_principals
+        self.noted_hosts: set[str] = set()
+        """Hosts whose use of the credential was counted in this hour."""
 
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
@@ -101,11 +122,13 @@ def caller_name() -> str:
     return "" if caller is None else caller.principal.name
 
 
-def item_principals(count: int) -> Sequence[str] | None:
-    """The names of the principals of a batch's items; None if the caller sent them all."""
+def item_principals(count: int) -> Sequence[str]:
+    """The name of the principal of each of a batch's items."""
     caller = current_caller.get()
-    if caller is None or not caller.item_principals:
-        return None
+    if caller is None:
+        return [""] * count
+    if not caller.item_principals:
+        return [caller.principal.name] * count
     if len(caller.item_principals) != count:
         raise Unauthenticated
     return caller.item_principals
@@ -117,19 +140,6 @@ class _Encoded(msgspec.Struct):
     kind: str
     id: str
     expires_wall_ms: int
-
-
-def encode_principal(principal: Principal) -> str:
-    """The principal as text, for another node."""
-    return msgspec.json.encode(
-        _Encoded(
-            principal.name,
-            " ".join(map(str, principal.grants)),
-            principal.credential_kind,
-            principal.credential_id,
-            principal.expires_wall_ms,
-        )
-    ).decode()
 
 
 def decode_principal(text: str) -> Principal:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from liveness.clock import Clock
 from liveness.domain.errors import LivenessError, Unauthenticated
@@ -18,18 +20,46 @@ AskNode = Callable[[str], Awaitable[AuthenticateResponse]]
 """Asks a node about an authorization header. Raises `Unauthenticated`, or another error if no node answers."""
 
 
+class _Question(NamedTuple):
+    """About a header, while a node is asked."""
+
+    answer: asyncio.Future[Caller]
+    asked_wall_ms: int
+
+
 class RemoteAuthenticator(CallerRegistry):
     def __init__(self, clock: Clock, ask_node: AskNode) -> None:
         super().__init__(clock)
         self._ask_node = ask_node
+        self._questions: dict[str, _Question] = {}
 
     async def authenticate(self, context: CallContext) -> Caller:
         header = authorization_of(context.invocation_metadata())
         if header is None:
             raise Unauthenticated
-        return await self._authenticate_header(header)
+        return await self._authenticate_once(header)
+
+    async def _authenticate_once(self, header: str) -> Caller:
+        """Calls that come while a node is asked about the same header share the answer: a busy client has hundreds of calls
+        under way when its header is forgotten."""
+        now_ms = self._clock.wall_ms()
+        question = self._questions.get(header)
+        if question is None or not 0 <= now_ms - question.asked_wall_ms < REMEMBERED_MS:
+            answer = asyncio.ensure_future(self._authenticate_header(header))
+            question = self._questions[header] = _Question(answer, now_ms)
+            answer.add_done_callback(lambda _: self._forget_question(header, answer))
+        # A caller that hangs up does not end the question of the others.
+        return await asyncio.shield(question.answer)
+
+    def _forget_question(self, header: str, answer: asyncio.Future[Caller]) -> None:
+        question = self._questions.get(header)
+        if question is not None and question.answer is answer:
+            del self._questions[header]
+        if not answer.cancelled():
+            answer.exception()  # it is nobody's concern if all callers have hung up
 
     async def _authenticate_header(self, header: str) -> Caller:
+        asked_wall_ms = self._clock.wall_ms()
         answer = await self._ask_node(header)
         principal = Principal(
             answer.principal,
@@ -39,7 +69,8 @@ class RemoteAuthenticator(CallerRegistry):
             answer.expires_wall_ms,
         )
         caller = Caller(principal, header)
-        self.remember(header, caller, self._clock.wall_ms() + REMEMBERED_MS)
+        # From the question on: the node may have answered long before the answer arrived.
+        self.remember(header, caller, asked_wall_ms + REMEMBERED_MS)
         return caller
 
     async def run(self) -> None:

@@ -46,6 +46,9 @@ class TokenTable:
         # An unknown id is compared with a hash, too, so that the time that it takes tells nothing.
         self._no_hash = secrets.token_hex(32)
         self.on_change: Callable[[], None] = lambda: None
+        """Called when the table has changed."""
+        self.on_poll: Callable[[], None] = lambda: None
+        """Called after each look at the table, changed or not: tokens expire without a change."""
 
     def rows(self) -> list[TokenRow]:
         """Newest first."""
@@ -61,7 +64,7 @@ class TokenTable:
         if row is None or not is_right or not self._is_live(row):
             raise Unauthenticated(why=INVALID_TOKEN)
         kind = SESSION if row.parent_id else TOKEN
-        return Principal(row.principal, parse_grants(row.grants), kind, token_id, row.expires_wall_ms)
+        return Principal(row.principal, parse_grants(row.grants), kind, token_id, self._expires_wall_ms(row))
 
     def _is_live(self, row: TokenRow) -> bool:
         """A session ends with the token that it was created with."""
@@ -70,6 +73,10 @@ class TokenTable:
             return row.is_live(now_ms)
         parent = self._rows.get(row.parent_id)
         return row.is_live(now_ms) and parent is not None and parent.is_live(now_ms)
+
+    def _expires_wall_ms(self, row: TokenRow) -> int:
+        parent = self._rows.get(row.parent_id)
+        return row.expires_wall_ms if parent is None else min(row.expires_wall_ms, parent.expires_wall_ms)
 
     async def refresh(self) -> None:
         """Read the table if it has changed."""
@@ -90,7 +97,7 @@ class TokenTable:
                 self._last_error = str(error)
             else:
                 self._last_error = ""
-                self.on_change()  # tokens expire without a change of the table
+            self.on_poll()
 
 
 def is_admin(row: TokenRow) -> bool:

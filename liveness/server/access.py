@@ -10,8 +10,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from liveness.domain.errors import LivenessError, MalformedRequest, Unauthenticated
+from liveness.rpc.call_metadata import metadata_of
 from liveness.rpc.status import status_of
-from liveness.security.authentication import CallContext, OpenStream
+from liveness.security.authentication import CallContext, Metadata, OpenStream
 from liveness.security.authorization import access_rule, authorize, authorize_worker, denied_items
 from liveness.security.principal import INVALID_TOKEN, Caller, Principal, current_caller
 from liveness.security.redaction import has_redacted_fields, redact
@@ -20,7 +21,7 @@ from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest, RecordWorkerH
 
 
 class Authentication(Protocol):
-    def known(self, context: CallContext) -> Caller | None: ...
+    def known(self, metadata: Metadata) -> Caller | None: ...
 
     async def authenticate(self, context: CallContext) -> Caller: ...
 
@@ -41,7 +42,7 @@ class MethodGuard:
 
     async def identify(self, context: CallContext) -> Caller:
         """Returns the caller, which handlers find in `current_caller`."""
-        caller = self.known(context) or await self.authenticate(context)
+        caller = self.known(metadata_of(context)) or await self.authenticate(context)
         current_caller.set(caller)
         return caller
 

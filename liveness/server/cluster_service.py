@@ -100,7 +100,7 @@ class ClusterService:
     async def authenticate(self, request: pb.AuthenticateRequest) -> pb.AuthenticateResponse:
         if self._authenticator is None:
             raise Unauthenticated(why="this node asks nobody; set auth to on")
-        principal = self._authenticator.authenticate_header(request.authorization).principal
+        principal = self._authenticator.identify_header(request.authorization).principal
         return pb.AuthenticateResponse(
             principal=principal.name,
             grants=map(str, principal.grants),

@@ -27,13 +27,14 @@ from liveness.domain.errors import (
 from liveness.routing.forwarded_calls import ForwardedCallRouter, ForwardedCalls
 from liveness.routing.gateway import Gateway, MethodRouter
 from liveness.routing.routing_rules import RoutingKind
+from liveness.rpc.call_metadata import ServiceHandlers, metadata_of
 from liveness.rpc.status import code_of, status_of
 from liveness.rpc.tracing import CallTracer, is_sampled
 from liveness.rpc_details import DETAILS_KEY
 from liveness.security.authorization import authorize
 from liveness.security.principal import current_caller
 from liveness.security.redaction import redact_error
-from liveness.server.access import Authentication, MethodGuard
+from liveness.server.access import Authentication, MethodGuard, RefusedItems
 from liveness.server.all_nodes import is_local_only
 from liveness.server.oversight import MethodOversight, Oversight, request_bytes
 from liveness.server.request_bounds import RequestBounds
@@ -88,7 +89,7 @@ def register_service(
         )
         for method in descriptor.methods
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, handlers),))
+    server.add_generic_rpc_handlers((ServiceHandlers(descriptor.full_name, handlers),))
 
 
 def _snake_case(name: str) -> str:
@@ -162,13 +163,24 @@ def _make_unary(
         try:
             if gate.is_closed:
                 await gate.refuse()
-            if guard is not None:
-                return await guarded(guard, request, context)
+            if guard is None:
+                if oversight is not None:
+                    oversight.admit_anonymous(context)
+                if isinstance(request, MalformedRequest):
+                    raise request
+                return await serve_call(request, context)
+            # Without `identify`, which costs another coroutine: this runs for every heartbeat.
+            caller = guard.known(metadata_of(context)) or await guard.authenticate(context)
+            current_caller.set(caller)
             if oversight is not None:
-                oversight.admit_anonymous(context)
+                oversight.admit(caller, context)
             if isinstance(request, MalformedRequest):
                 raise request
-            return await serve_call(request, context)
+            authorize(caller.principal, guard.rule, request)
+            if guard.rule.is_batch and (split := guard.split_batch(caller, request)) is not None:
+                return await serve_split(split, context)
+            answer = await serve_call(request, context)
+            return answer if isinstance(answer, bytes) else guard.redact(answer, caller.principal)
         except InvalidRequest as error:
             await _abort(context, error)
         except LivenessError as error:
@@ -179,22 +191,12 @@ def _make_unary(
             await _abort(context, _store_unavailable(error))
         raise AssertionError("abort raises")
 
-    async def guarded(guard: MethodGuard, request: Any, context: Any) -> Message | bytes:
-        # Without `identify`, which costs another coroutine: this runs for every heartbeat.
-        caller = guard.known(context) or await guard.authenticate(context)
-        current_caller.set(caller)
+    async def serve_split(split: RefusedItems, context: Any) -> Message:
         if oversight is not None:
-            oversight.admit(caller, context)
-        if isinstance(request, MalformedRequest):
-            raise request
-        authorize(caller.principal, guard.rule, request)
-        if guard.rule.is_batch and (split := guard.split_batch(caller, request)) is not None:
-            if oversight is not None:
-                oversight.note_denied_items(split.refused.values(), request.namespace, context)
-            allowed = split.allowed()
-            answer = await serve_call(allowed, context) if allowed.heartbeats else b""
-            return split.merge(_serialize(answer))
-        return guard.redact(await serve_call(request, context), caller.principal)  # type: ignore[no-any-return]
+            oversight.note_denied_items(split.refused.values(), split.request.namespace, context)
+        allowed = split.allowed()
+        answer = await serve_call(allowed, context) if allowed.heartbeats else b""
+        return split.merge(_serialize(answer))
 
     async def serve_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         if admit is not None:
@@ -259,7 +261,7 @@ def _traced(
     call: Callable[..., Awaitable[Message | bytes]], tracer: CallTracer, path: str
 ) -> Callable[..., Awaitable[Message | bytes]]:
     async def traced(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
-        metadata = context.invocation_metadata()
+        metadata = metadata_of(context)
         if not is_sampled(metadata):
             return await call(request, context)
         with tracer.start_server_span(path, metadata) as span:

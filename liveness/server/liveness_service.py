@@ -120,7 +120,7 @@ class LivenessService:
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shard_count = len(shard_table)
         if principals is None:
-            principals = item_principals(len(beats)) or [caller_name()] * len(beats)
+            principals = item_principals(len(beats))
         shards: list[Shard | None] = []
         answers: list[bytes | LivenessError] = []
         unadmitted: list[int] = []

@@ -29,6 +29,7 @@ from liveness.domain.errors import (
     WorkerKeyOwned,
 )
 from liveness.routing.forwarding import CALLER_ADDRESS_HEADER, is_local_only
+from liveness.rpc.call_metadata import metadata_of
 from liveness.rpc.status import code_of
 from liveness.rpc_details import parse_details
 from liveness.security.audit import OK, AuditLog, is_change_by_operators, plain, serving_principal
@@ -43,6 +44,8 @@ Serve = Callable[[Any], Awaitable[Message | bytes]]
 request_bytes: ContextVar[int] = ContextVar("request_bytes", default=0)
 """The size of the request that is being served. The parser sets it, in the task of the call."""
 LOCAL = "local"
+NOTED_HOSTS_MAX = 200
+"""More than the addresses that make a token suspicious."""
 
 
 class Oversight:
@@ -91,13 +94,21 @@ class MethodOversight:
 
     def admit(self, caller: Caller, context: Any) -> None:
         """Refuse a call above the principal's limits. A call that was forwarded was counted where it arrived."""
-        principal = caller.principal
         if self._is_cluster_port:
             return
-        if principal.credential_kind == TOKEN:
-            self._suspicion.note_token_use(principal.credential_id, host_of(context.peer()))
+        principal = caller.principal
+        if (host := host_of(context.peer())) not in caller.noted_hosts:
+            self._note_host(caller, host)
         if self._limits is not None:
             self._limits.admit(principal.name, request_bytes.get())
+
+    def _note_host(self, caller: Caller, host: str) -> None:
+        """Count from where a token is used. What was counted is remembered with the caller, for the hour at most."""
+        if len(caller.noted_hosts) >= NOTED_HOSTS_MAX:
+            caller.noted_hosts.clear()
+        caller.noted_hosts.add(host)
+        if caller.principal.credential_kind == TOKEN:
+            self._suspicion.note_token_use(caller.principal.credential_id, host)
 
     def admit_anonymous(self, context: Any) -> None:
         """The same for a caller that is not asked who it is."""
@@ -127,7 +138,7 @@ class MethodOversight:
     async def serve(self, serve: Serve, context: Any, request: Any) -> Message | bytes:
         """Serve a change by an operator, and record it before it is answered."""
         # The node that was asked first records it; others do their part of the same change.
-        if self._audit is None or (self._is_cluster_port and is_local_only(context.invocation_metadata())):
+        if self._audit is None or (self._is_cluster_port and is_local_only(metadata_of(context))):
             return await serve(request)
         principal = serving_principal()
         try:
@@ -180,7 +191,7 @@ class MethodOversight:
     def _origin(self, context: Any) -> str:
         """From where the call came to the cluster. Of a forwarded call, the node or frontend where it arrived says so."""
         if self._is_cluster_port:
-            for name, value in context.invocation_metadata():
+            for name, value in metadata_of(context):
                 if name == CALLER_ADDRESS_HEADER and isinstance(value, str):
                     return plain(value)
         return host_of(context.peer())

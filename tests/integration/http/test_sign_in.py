@@ -189,7 +189,7 @@ async def test_a_session_and_its_streams_last_12_hours(site: SignInHarness) -> N
         assert (await stream.head())[0] == 200
         site.harness.clock.jump_wall(1)
         assert await site.code(session) == 401
-        site.harness.tokens.on_change()  # as twice a second in a server that drives itself
+        site.harness.tokens.on_poll()  # as twice a second in a server that drives itself
         async for _ in stream.events():
             pass
 

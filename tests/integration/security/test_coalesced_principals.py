@@ -12,7 +12,7 @@ import pytest
 from liveness.domain.keys import shard_of
 from liveness.security.forwarded_callers import ITEM_PRINCIPALS_HEADER, PRINCIPAL_HEADER, item_metadata
 from liveness.security.grants import parse_grants
-from liveness.security.principal import AUTHORIZATION_HEADER, Principal, encode_principal
+from liveness.security.principal import AUTHORIZATION_HEADER, Principal
 from liveness.v1 import service_pb2, token_pb2
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
@@ -177,10 +177,10 @@ async def test_metadata_that_names_a_principal_gains_nothing_on_a_public_port(
     keys = [key_on(cluster, position, "forged") for position in range(2)]
     for key in keys:
         await beat(owner, key, sequence=1)
-    forged = encode_principal(Principal("owner", parse_grants("admin:*"))).encode()
+    forged = Principal("owner", parse_grants("admin:*")).encoded()
     headers = (
         (PRINCIPAL_HEADER, forged),
-        item_metadata([forged, encode_principal(Principal("x", parse_grants("admin:*"))).encode()])[0],
+        item_metadata([forged, Principal("x", parse_grants("admin:*")).encoded()])[0],
     )
     assert {name for name, _ in headers} == {PRINCIPAL_HEADER, ITEM_PRINCIPALS_HEADER}
     for address in (cluster.frontend.address, *(node.address for node in cluster.nodes)):

@@ -23,6 +23,7 @@ from liveness.v1 import admin_pb2, service_pb2, worker_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
+from tests.free_ports import next_node_port
 from tests.integration.engine.engine import duration
 from tests.integration.store.faulty_store import FaultyStore
 
@@ -75,7 +76,7 @@ class ServerHarness:
         self._options = {"sink": sink, "faulty": faulty, **settings}
         values = {
             "shards": SHARDS,
-            "cluster_listen": "127.0.0.1:0",
+            "cluster_listen": f"127.0.0.1:{next_node_port()}",
             "commit_interval_ms": 0.0,
             "shutdown_timeout_s": 5.0,
             **settings,

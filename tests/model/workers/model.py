@@ -198,12 +198,14 @@ class Model:
         named = {name for name, _ in beat.bound}
         if (beat.session or not worker.session) and beat.sequence > worker.sequence + 1 > 1:
             resync = True  # a heartbeat is missing, and with it perhaps changes of bindings
-        for name, _ in beat.unbound:
+        for name, attempt in beat.unbound:
             if name not in worker.held and name not in worker.to_cancel and name not in named:
                 resync = resync or bool(
                     beat.session and beat.sequence
                 )  # it held an activity that the server never knew
-            to_cancel.pop(name, None)
+            ends_binding = dict(beat.bound).get(name, worker.held.get(name)) == attempt
+            if to_cancel.get(name) == attempt or (ends_binding and name in worker.held):
+                to_cancel.pop(name, None)
         if beat.full:
             resync = False
             to_cancel = {name: attempt for name, attempt in to_cancel.items() if name in held}

@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
+from tests.free_ports import free_port
 from tests.system.cli.server_processes import running_server
 from tests.system.cli.shell import Shell
-from tests.system.worker_processes.own_server import free_port
 
 _namespaces = count(1)
 

@@ -14,9 +14,9 @@ import grpc
 
 from liveness.cluster.placement import choose_node
 from liveness.v1 import admin_pb2, admin_pb2_grpc, service_pb2_grpc
+from tests.free_ports import free_port
 from tests.system.server.conftest import NO_CHECKPOINTS
 from tests.system.server.server_process import ROUNDING_MS, ServerProcess
-from tests.system.worker_processes.own_server import free_port
 
 NODES = 3
 SHARDS = 16
@@ -218,6 +218,8 @@ class Cluster:
     @property
     def admin(self) -> admin_pb2_grpc.AdminServiceAsyncStub:
         return cast("admin_pb2_grpc.AdminServiceAsyncStub", _AnyNodeStub(self, "admin"))
+
+    repeats_calls = True
 
     def listening_ms(self, since: float, until: float) -> float:
         return (until - since) * 1_000 + ROUNDING_MS

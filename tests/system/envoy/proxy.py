@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +15,7 @@ import grpc
 import yaml
 
 from liveness.v1 import admin_pb2_grpc, service_pb2_grpc
+from tests.free_ports import free_port
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "envoy.yaml"
 START_ATTEMPTS = 5
@@ -29,13 +29,6 @@ def envoy() -> Path | None:
         return None
     program = Path(spec.origin).parent / "_bin" / "envoy"
     return program if program.exists() else None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Envoy:
@@ -112,6 +105,8 @@ class Envoy:
                 states = [host["health_status"] for host in cluster["host_statuses"]]
                 seen = sum(set(state) == {"eds_health_status"} for state in states)
                 await asyncio.sleep(0.05)
+
+    repeats_calls = True
 
     def listening_ms(self, since: float, until: float) -> float:
         """Return the most of this time that can have counted as silence."""

@@ -197,6 +197,8 @@ class Ledger:
 
         def agrees(view: View | None) -> View | None:
             outcome, now = after(view, beat, sent_at)
+            if result.outcome == REPEATED and self._server.repeats_calls:
+                outcome = REPEATED  # the node that forwarded it lost the first answer, and sent it again
             expected = (outcome, now.epoch, now.lease_ms)
             state = INACTIVE if now.ended else ACTIVE
             return now if (told, cancelled, result.state) == (expected, now.cancelled, state) else None

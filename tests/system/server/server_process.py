@@ -61,6 +61,10 @@ class ServerLike(Protocol):
     def admin(self) -> admin_pb2_grpc.AdminServiceAsyncStub: ...
     @property
     def running(self) -> bool: ...
+    @property
+    def repeats_calls(self) -> bool:
+        """Whether it sends a call again whose answer it lost, as nodes do that forward calls to each other."""
+
     def listening_ms(self, since: float, until: float) -> float:
         """Return the most of this time that can have passed on an observed clock."""
 
@@ -223,6 +227,8 @@ class ServerProcess:
         if self.address:
             self.address = ""
             await self.channel.close()
+
+    repeats_calls = False
 
     def listening_ms(self, since: float, until: float) -> float:
         """Return the most of this time that can have passed on the server's observed clock."""

@@ -13,7 +13,7 @@ from tests.system.cli.server_processes import environment, liveness_command
 def test_every_line_is_json_whatever_fails_in_the_process(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.system.server.failing_libraries", str(tmp_path / "liveness.db")],
-        env=environment(),
+        env=environment() | {"GRPC_VERBOSITY": "NONE"},  # as `liveness serve` sets it
         capture_output=True,
         text=True,
         check=False,

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.free_ports import free_port
 from tests.system.cli.server_processes import child_process, first_address, liveness_command
 from tests.system.tracing.collector import Collector, collecting
-from tests.system.worker_processes.own_server import free_port
 
 _namespaces = count(1)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 from signal import Signals
 
+from tests.free_ports import free_port
 from tests.system.server.conftest import NO_TAKEOVER_GRACE
 from tests.system.server.server_process import ServerProcess
 
 SHARDS = 4
-PORTS = (20_000, 32_000)
-"""Below the range from which the system assigns ports."""
 
 
 @asynccontextmanager
@@ -39,15 +36,3 @@ async def restart(server: ServerProcess, how: Signals) -> None:
     assert code in (0, -how), server.log_text()
     await server.disconnect()
     await server.start()
-
-
-def free_port() -> int:
-    random = Random()
-    while True:
-        port = random.randrange(*PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port

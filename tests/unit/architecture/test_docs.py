@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.unit.architecture.source_files import ROOT, sources
+
 PAGES = ("docs/glossary.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
 # The pages leave out these parts of a path.
 BASES = (ROOT, ROOT / "liveness", ROOT / "liveness" / "dashboard" / "static", ROOT / "bench")
@@ -37,10 +37,8 @@ def members() -> frozenset[tuple[str, str]]:
     """All pairs of a class and the name of one of its methods or attributes."""
     return frozenset(
         (node.name, name)
-        for folder in ("liveness", "tasks")
-        for path in (ROOT / folder).rglob("*.py")
-        if "v1" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text()))
+        for source in sources()
+        for node in source.nodes
         if isinstance(node, ast.ClassDef)
         for name in _members(node)
     )

@@ -1,17 +1,15 @@
-"""Rules for the structure of the code. The tests read the source and import nothing of it."""
+"""Rules for the structure of the code. The tests read the source and import nothing of it. A failure lists each file that
+breaks the rule, with its offences."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.unit.architecture.source_files import Source, parse_source, sources
 
 # The parts that each part may import: `domain ← store ← {expiry, diagnostics} ← engine ← dispatch ← tasks ← integrations`,
 # all below `app`; `sdk → v1, client_credentials, clock, templated_error, rpc_details, network_addresses, version`. A new part must be added here.
@@ -61,70 +59,51 @@ BELOW: dict[str, set[str]] = {
 }
 
 OWN = {"liveness", "tests", "bench"}
-LINK_TO_TASKS = ROOT / "liveness" / "tasks"
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "service"}
-
-
-class Source(NamedTuple):
-    path: str
-    module: str
-    tree: ast.Module
-    lines: int
-
-
-@cache
-def sources() -> tuple[Source, ...]:
-    """Return every hand-written file of the product."""
-    return tuple(
-        read(path)
-        for package in ("liveness", "tasks")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if not path.is_relative_to(LINK_TO_TASKS)
-    )
-
-
-def read(path: Path) -> Source:
-    relative = path.relative_to(ROOT)
-    parts = relative.with_suffix("").parts
-    if parts[0] == "tasks":
-        parts = ("liveness", *parts)
-    text = path.read_text(encoding="utf-8")
-    module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    return Source(relative.as_posix(), module, ast.parse(text), text.count("\n"))
-
-
-def written() -> list[Source]:
-    return [source for source in sources() if not source.path.startswith("liveness/v1/")]
 
 
 def part_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def imports(tree: ast.Module) -> Iterator[str]:
+@cache
+def imports(source: Source) -> frozenset[str]:
     """Return every module that a file imports, also inside functions."""
-    for node in ast.walk(tree):
+    return frozenset(_imports(source))
+
+
+def _imports(source: Source) -> Iterator[str]:
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide where things come from"
+            assert node.level == 0, f"{source.path}: relative imports hide where things come from"
             assert node.module is not None
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def imported_libraries(source: Source) -> set[str]:
+    return {name.split(".")[0] for name in imports(source)}
+
+
+@cache
+def known_parts() -> frozenset[str]:
+    return frozenset({part_of(source.module) for source in sources()} | {"liveness.v1"})
+
+
 def imported_parts(source: Source) -> set[str]:
-    known = {part_of(other.module) for other in sources()}
-    own = {name for name in imports(source.tree) if name.split(".")[0] in OWN}
-    return ({part_of(name) for name in own} & known) | {
+    own = {name for name in imports(source) if name.split(".")[0] in OWN}
+    return ({part_of(name) for name in own} & known_parts()) | {
         name for name in own if name.split(".")[0] in ("tests", "bench")
     }
 
 
-def names_used(tree: ast.Module) -> set[str]:
+@cache
+def names_used(source: Source) -> frozenset[str]:
     """Return dotted names as written, with their imported names: `from time import time` counts as time.time."""
     origins: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             origins |= {
                 alias.asname or alias.name.split(".")[0]: (alias.asname and alias.name)
@@ -134,22 +113,42 @@ def names_used(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             origins |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     used = set()
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, ast.Name | ast.Attribute):
-            head, *rest = ast.unparse(node).split(".")
+            head, *rest = as_written(node).split(".")
             used.add(".".join([origins.get(head, head), *rest]))
-    return used
+    return frozenset(used)
 
 
-BY_PATH = {source.path: source for source in written()}
+def as_written(node: ast.expr) -> str:
+    """Like `ast.unparse`, which is slow, for the dotted names that almost all nodes are."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+        return f"{as_written(node.value)}.{node.attr}"
+    return ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", BY_PATH)
-def test_dependencies_point_one_way(path: str) -> None:
-    source = BY_PATH[path]
-    part = part_of(source.module)
-    assert part in BELOW, f"give {part} its place in this test"
-    assert imported_parts(source) - {part, "liveness"} <= BELOW[part]
+def offences(
+    rule: Callable[[Source], set[str]], *, allowed: tuple[str, ...] = (), within: tuple[str, ...] = ("",)
+) -> dict[str, set[str]]:
+    """What `rule` finds in the files below `within` that are not below `allowed`, by path."""
+    checked = [
+        source
+        for source in sources()
+        if source.path.startswith(within) and not (allowed and source.path.startswith(allowed))
+    ]
+    assert checked, f"no file is below {within}"
+    return {source.path: found for source in checked if (found := rule(source))}
+
+
+def test_dependencies_point_one_way() -> None:
+    def wrong_way(source: Source) -> set[str]:
+        part = part_of(source.module)
+        assert part in BELOW, f"give {part} its place in this test"
+        return imported_parts(source) - {part, "liveness"} - BELOW[part]
+
+    assert offences(wrong_way) == {}
 
 
 def test_the_allowed_dependencies_have_no_cycle() -> None:
@@ -160,10 +159,11 @@ def test_the_allowed_dependencies_have_no_cycle() -> None:
         remaining = {part: below for part, below in remaining.items() if part not in lowest}
 
 
-@pytest.mark.parametrize("path", [path for path in BY_PATH if path.startswith("liveness/domain/")])
-def test_the_domain_imports_only_the_standard_library(path: str) -> None:
-    others = {name.split(".")[0] for name in imports(BY_PATH[path].tree)} - {"liveness"}
-    assert others <= sys.stdlib_module_names
+def test_the_domain_imports_only_the_standard_library() -> None:
+    def foreign(source: Source) -> set[str]:
+        return imported_libraries(source) - {"liveness"} - sys.stdlib_module_names
+
+    assert offences(foreign, within=("liveness/domain/",)) == {}
 
 
 READERS_OF_TIME = {
@@ -183,96 +183,119 @@ READERS_OF_TIME = {
 }
 
 
-@pytest.mark.parametrize("path", [path for path in BY_PATH if path != "liveness/clock.py"])
-def test_only_the_clock_reads_time(path: str) -> None:
-    used = names_used(BY_PATH[path].tree)
-    assert used & READERS_OF_TIME == set()
-    assert not [
-        name
-        for name in used
-        if name.endswith(("loop.time", "get_running_loop().time", "get_event_loop().time"))
-    ]
+def time_read(source: Source) -> set[str]:
+    used = names_used(source)
+    by_loop = ("loop.time", "get_running_loop().time", "get_event_loop().time")
+    return set(used & READERS_OF_TIME) | {name for name in used if name.endswith(by_loop)}
 
 
-@pytest.mark.parametrize("path", [path for path in BY_PATH if path != "liveness/clock.py"])
-def test_only_the_clock_sleeps(path: str) -> None:
+def test_only_the_clock_reads_time() -> None:
+    assert offences(time_read, allowed=("liveness/clock.py",)) == {}
+
+
+def sleeps(source: Source) -> set[str]:
     """A sleep of zero seconds is allowed: it only lets other tasks run."""
-    for node in ast.walk(BY_PATH[path].tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.sleep":
-            assert ast.unparse(node.args[0]) == "0", f"line {node.lineno}"
+    return {
+        f"line {node.lineno}"
+        for node in source.nodes
+        if isinstance(node, ast.Call)
+        and as_written(node.func) == "asyncio.sleep"
+        and ast.unparse(node.args[0]) != "0"
+    }
 
 
-@pytest.mark.parametrize("path", [path for path in BY_PATH if path != "tasks/maintenance.py"])
-def test_only_maintenance_uses_the_scheduler(path: str) -> None:
-    assert not [name for name in imports(BY_PATH[path].tree) if name.split(".")[0] == "apscheduler"]
+def test_only_the_clock_sleeps() -> None:
+    assert offences(sleeps, allowed=("liveness/clock.py",)) == {}
 
 
-@pytest.mark.parametrize("path", [path for path in BY_PATH if path != "liveness/config/settings.py"])
-def test_only_settings_read_the_environment(path: str) -> None:
+def test_only_maintenance_uses_the_scheduler() -> None:
+    def scheduler(source: Source) -> set[str]:
+        return imported_libraries(source) & {"apscheduler"}
+
+    assert offences(scheduler, allowed=("tasks/maintenance.py",)) == {}
+
+
+def environment_read(source: Source) -> set[str]:
     """The command line passes the environment on as a whole. Programs that use the SDK have no settings, so it finds its
     credentials in the environment by itself."""
-    used = names_used(BY_PATH[path].tree)
-    assert "os.getenv" not in used
-    if not path.startswith(("liveness/cli/", "liveness/client_credentials.py")):
-        assert "os.environ" not in used
-    for node in ast.walk(BY_PATH[path].tree):
-        if isinstance(node, ast.Subscript):
-            assert ast.unparse(node.value) != "os.environ", f"line {node.lineno}"
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os.environ":
-            assert node.attr == "setdefault", f"line {node.lineno}"
+    forbidden = {"os.getenv"}
+    if not source.path.startswith(("liveness/cli/", "liveness/client_credentials.py")):
+        forbidden.add("os.environ")
+    lines = {
+        f"line {node.lineno}"
+        for node in source.nodes
+        if isinstance(node, ast.Subscript | ast.Attribute)
+        and as_written(node.value) == "os.environ"
+        and not (isinstance(node, ast.Attribute) and node.attr == "setdefault")
+    }
+    return lines | (names_used(source) & forbidden)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        path
-        for path in BY_PATH
-        if not path.startswith(("liveness/store/", "liveness/cli/", "liveness/integrations/fencing.py"))
-    ],
-)
-def test_only_the_store_uses_sql(path: str) -> None:
+def test_only_settings_read_the_environment() -> None:
+    assert offences(environment_read, allowed=("liveness/config/settings.py",)) == {}
+
+
+def sql_libraries(source: Source) -> set[str]:
+    return imported_libraries(source) & {"sqlalchemy", "alembic", "asyncpg", "sqlite3"}
+
+
+def test_only_the_store_uses_sql() -> None:
     """And the command line, whose doctor examines databases that no store can open, and the guard of users' data."""
-    libraries = {name.split(".")[0] for name in imports(BY_PATH[path].tree)}
-    assert libraries & {"sqlalchemy", "alembic", "asyncpg", "sqlite3"} == set()
+    allowed = ("liveness/store/", "liveness/cli/", "liveness/integrations/fencing.py")
+    assert offences(sql_libraries, allowed=allowed) == {}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        path
-        for path in BY_PATH
-        if path.startswith(
-            ("liveness/store/", "liveness/engine/", "liveness/expiry/", "liveness/diagnostics/")
-        )
-    ],
-)
-def test_store_and_engine_do_not_import_the_wire_format(path: str) -> None:
-    libraries = {name.split(".")[0] for name in imports(BY_PATH[path].tree)}
-    assert libraries & {"grpc", "google"} == set()
+def test_store_and_engine_do_not_import_the_wire_format() -> None:
+    def wire_format(source: Source) -> set[str]:
+        return imported_libraries(source) & {"grpc", "google"}
+
+    within = ("liveness/store/", "liveness/engine/", "liveness/expiry/", "liveness/diagnostics/")
+    assert offences(wire_format, within=within) == {}
 
 
-@pytest.mark.parametrize("path", BY_PATH)
-def test_files_are_named_after_ideas(path: str) -> None:
-    assert not NAMES_THAT_SAY_NOTHING & set(Path(path).with_suffix("").parts)
+def test_files_are_named_after_ideas() -> None:
+    def empty_words(source: Source) -> set[str]:
+        return NAMES_THAT_SAY_NOTHING & set(Path(source.path).with_suffix("").parts)
+
+    assert offences(empty_words) == {}
 
 
-@pytest.mark.parametrize("path", [path for path in BY_PATH if Path(path).name != "__main__.py"])
-def test_every_module_has_a_docstring(path: str) -> None:
-    source = BY_PATH[path]
-    assert ast.get_docstring(source.tree) or not source.tree.body
+def test_every_module_has_a_docstring() -> None:
+    def missing(source: Source) -> set[str]:
+        is_described = ast.get_docstring(source.tree) or not source.tree.body
+        return set() if is_described or Path(source.path).name == "__main__.py" else {"no docstring"}
+
+    assert offences(missing) == {}
 
 
 def test_the_rules_find_known_imports_and_names() -> None:
     """A parser that finds nothing would pass every rule."""
-    offender = ast.parse(
-        "import time as clock, datetime\n"
+    offender = parse_source(
+        "",
+        "",
+        "import time as clock, datetime, os, asyncio\n"
         "from time import monotonic\n"
-        "import liveness.store.sql\n"
-        "def late():\n"
+        "import liveness.store.sql, sqlite3\n"
+        "async def late():\n"
         "    from liveness import engine\n"
-        "    return clock.time() + monotonic(), datetime.datetime.now()\n"
+        "    await asyncio.sleep(0)\n"
+        "    await asyncio.sleep(1)\n"
+        "    asyncio.get_running_loop().time()\n"
+        "    os.environ.setdefault('A', 'b')\n"
+        "    os.environ['A']\n"
+        "    return clock.time() + monotonic(), datetime.datetime.now()\n",
     )
     assert {"time.time", "time.monotonic", "datetime.datetime.now"} <= names_used(offender)
-    assert {"liveness.store.sql", "liveness.engine"} <= set(imports(offender))
-    assert imported_parts(Source("", "", offender, 1)) >= {"liveness.store", "liveness.engine"}
-    assert "time.monotonic_ns" in names_used(BY_PATH["liveness/clock.py"].tree)
+    assert {"liveness.store.sql", "liveness.engine"} <= imports(offender)
+    assert imported_parts(offender) >= {"liveness.store", "liveness.engine"}
+    assert time_read(offender) == {
+        "time.time",
+        "time.monotonic",
+        "datetime.datetime.now",
+        "asyncio.get_running_loop().time",
+    }
+    assert sleeps(offender) == {"line 7"}
+    assert environment_read(offender) == {"os.environ", "line 10"}
+    assert sql_libraries(offender) == {"sqlite3"}
+    clock = next(source for source in sources() if source.path == "liveness/clock.py")
+    assert "time.monotonic_ns" in names_used(clock)

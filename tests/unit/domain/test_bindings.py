@@ -267,6 +267,17 @@ def test_unbinding_a_lost_attempt_keeps_the_later_attempt_that_is_held() -> None
     assert scenario.rescheduled == [("a", 1, 1), ("a", 2, 2)]
 
 
+def test_unbinding_an_earlier_attempt_keeps_the_cancellation_of_a_later_one() -> None:
+    """A worker may report the end of attempt 1 when attempt 2 has already been taken from it. If this ended the
+    cancellation, the worker would never learn that it has to stop attempt 2."""
+    scenario = registered(bound=(activity("a", attempt=2),)).go_silent()
+    scenario.beat()
+    scenario.beat(unbound=(activity("a", attempt=1),))
+    assert (scenario.lost, scenario.known.resync) == ({("a", 2)}, False)
+    scenario.beat(unbound=(activity("a", attempt=2),))
+    assert scenario.lost == set()
+
+
 def test_one_heartbeat_can_unbind_a_lost_attempt_and_bind_the_next() -> None:
     scenario = resurrected_with_lost("a")
     scenario.beat(unbound=(activity("a", attempt=1),), bound=(activity("a", attempt=2),))

@@ -102,14 +102,12 @@ def test_a_class_without_a_reason_is_rejected() -> None:
         type("Nameless", (Unavailable,), {})
 
 
-@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
-def test_every_message_is_a_sentence(kind: type[LivenessError]) -> None:
-    assert kind.template.endswith(".")
+def test_every_message_is_a_sentence() -> None:
+    assert [kind.__name__ for kind in all_errors() if not kind.template.endswith(".")] == []
 
 
-@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
-def test_the_module_docstring_lists_every_error(kind: type[LivenessError]) -> None:
-    assert kind.__name__ in (errors.__doc__ or "")
+def test_the_module_docstring_lists_every_error() -> None:
+    assert [kind.__name__ for kind in all_errors() if kind.__name__ not in (errors.__doc__ or "")] == []
 
 
 def test_an_error_is_rebuilt_with_typed_fields() -> None:

@@ -123,19 +123,22 @@ def test_integer_settings_stay_integers_when_stored_as_floats(overrides: dict[st
     assert type(policy.granted_ms(None)) is int
 
 
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), -0.001])
-@pytest.mark.parametrize("name", sorted(POLICY_FIELDS))
-def test_negative_and_non_finite_settings_are_refused(name: str, value: float) -> None:
-    with pytest.raises(InvalidField):
+def is_refused(name: str, value: float) -> bool:
+    try:
         override_policy(DEFAULT_POLICY, {name: value})
+    except InvalidField:
+        return True
+    return False
 
 
-@pytest.mark.parametrize(
-    "name", sorted(field for field in POLICY_FIELDS if not field.endswith(("_rate", "_per_minute")))
-)
-def test_fractions_are_refused_where_an_integer_is_needed(name: str) -> None:
-    with pytest.raises(InvalidField):
-        override_policy(DEFAULT_POLICY, {name: 2_000.5})
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), -0.001])
+def test_negative_and_non_finite_settings_are_refused(value: float) -> None:
+    assert [name for name in sorted(POLICY_FIELDS) if not is_refused(name, value)] == []
+
+
+def test_fractions_are_refused_where_an_integer_is_needed() -> None:
+    integers = {field for field in POLICY_FIELDS if not field.endswith(("_rate", "_per_minute"))}
+    assert [name for name in sorted(integers) if not is_refused(name, 2_000.5)] == []
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
-"""Properties that hold for every sequence of commands."""
+"""Properties that hold for every sequence of commands.
+
+One test draws the sequences and checks all properties of each, because drawing takes longer than checking. The traceback of a
+failure shows the property that does not hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from hypothesis import given, settings
@@ -21,7 +25,12 @@ from liveness.domain.events import (
 )
 from liveness.domain.fold import evolve
 from liveness.domain.keys import ActivityId
-from liveness.domain.reactions import LeaseExpiryTask, WorkerCleanupTask, worker_timer
+from liveness.domain.reactions import (
+    ActivityRescheduleTask,
+    LeaseExpiryTask,
+    WorkerCleanupTask,
+    worker_timer,
+)
 from liveness.domain.worker import NO_STANDING, InactiveReason, Worker, WorkerState
 from tests.unit.domain.random_commands import POLICY, QUOTA, Beat, Command, EndBinding, HandOut, scenarios
 from tests.unit.domain.worker_scenario import KEY, WorkerScenario
@@ -39,21 +48,58 @@ LEGAL_EDGES = {
 }
 
 
-def run_commands(commands: list[Command]) -> WorkerScenario:
+class Step(NamedTuple):
+    """A command and its effects."""
+
+    command: Command
+    refused: bool
+    before: Worker | None
+    events: list[WorkerEvent]
+    tasks: list[ActivityRescheduleTask]
+    after: Worker | None
+
+
+class History(NamedTuple):
+    scenario: WorkerScenario
+    steps: list[Step]
+
+
+def run_commands(commands: list[Command]) -> History:
     scenario = WorkerScenario()
+    steps = []
     for command in commands:
+        before, known_events, known_tasks = scenario.worker, len(scenario.log), len(scenario.tasks)
+        refused = False
         try:
             command.apply(scenario)
         except LivenessError:
-            pass
-    return scenario
+            refused = True
+        events, tasks = scenario.log[known_events:], scenario.tasks[known_tasks:]
+        steps.append(Step(command, refused, before, events, tasks, scenario.worker))
+    return History(scenario, steps)
 
 
+Property = Callable[[History], None]
+PROPERTIES: list[Property] = []
+
+
+def always(prop: Property) -> Property:
+    PROPERTIES.append(prop)
+    return prop
+
+
+@settings(max_examples=250)
 @given(scenarios)
-def test_folding_the_events_gives_the_state_at_every_prefix_and_from_every_snapshot(
-    commands: list[Command],
-) -> None:
-    scenario = run_commands(commands)
+def test_every_property_holds_for_every_sequence_of_commands(commands: list[Command]) -> None:
+    assert PROPERTIES
+    history = run_commands(commands)
+    for prop in PROPERTIES:
+        prop(history)
+
+
+@always
+def folding_the_events_gives_the_state_at_every_prefix_and_from_every_snapshot(history: History) -> None:
+    scenario = history.scenario
     for start, snapshot in enumerate(scenario.states):
         worker = snapshot
         for seq in range(start + 1, len(scenario.log) + 1):
@@ -61,9 +107,9 @@ def test_folding_the_events_gives_the_state_at_every_prefix_and_from_every_snaps
             assert worker == scenario.states[seq]
 
 
-@given(scenarios)
-def test_a_worker_takes_only_legal_state_transitions(commands: list[Command]) -> None:
-    scenario = run_commands(commands)
+@always
+def a_worker_takes_only_legal_state_transitions(history: History) -> None:
+    scenario = history.scenario
     for before, event, after in zip(scenario.states, scenario.log, scenario.states[1:], strict=False):
         edge = (before.state if before else None, after.state if after else None)
         if edge == (INACTIVE, INACTIVE):
@@ -72,10 +118,10 @@ def test_a_worker_takes_only_legal_state_transitions(commands: list[Command]) ->
             assert edge in LEGAL_EDGES
 
 
-@given(scenarios)
-def test_the_epoch_rises_exactly_with_each_activation(commands: list[Command]) -> None:
+@always
+def the_epoch_rises_exactly_with_each_activation(history: History) -> None:
     """Over all lives of the key, also after it was forgotten."""
-    scenario = run_commands(commands)
+    scenario = history.scenario
     highest = 0
     for before, event, after in zip(scenario.states, scenario.log, scenario.states[1:], strict=False):
         if isinstance(event, Activation):
@@ -88,9 +134,9 @@ def test_the_epoch_rises_exactly_with_each_activation(commands: list[Command]) -
             assert after.epoch == before.epoch
 
 
-@given(scenarios)
-def test_a_new_incarnation_has_a_new_session_and_nothing_of_the_earlier_life(commands: list[Command]) -> None:
-    scenario = run_commands(commands)
+@always
+def a_new_incarnation_has_a_new_session_and_nothing_of_the_earlier_life(history: History) -> None:
+    scenario = history.scenario
     for before, event, after in zip(scenario.states, scenario.log, scenario.states[1:], strict=False):
         if isinstance(event, WorkerRegistered) and before is not None:
             assert after is not None
@@ -102,20 +148,16 @@ def test_a_new_incarnation_has_a_new_session_and_nothing_of_the_earlier_life(com
             assert after.number != before.number
 
 
-@given(scenarios)
-def test_no_worker_ever_holds_more_than_its_quota(commands: list[Command]) -> None:
-    assert all(len(worker.bindings) <= QUOTA for worker in run_commands(commands).states if worker)
+@always
+def no_worker_ever_holds_more_than_its_quota(history: History) -> None:
+    assert all(len(worker.bindings) <= QUOTA for worker in history.scenario.states if worker)
 
 
-@given(scenarios)
-def test_a_refused_command_changes_nothing(commands: list[Command]) -> None:
-    scenario = WorkerScenario()
-    for command in commands:
-        before = (scenario.worker, len(scenario.log), len(scenario.tasks))
-        try:
-            command.apply(scenario)
-        except LivenessError:
-            assert (scenario.worker, len(scenario.log), len(scenario.tasks)) == before
+@always
+def a_refused_command_changes_nothing(history: History) -> None:
+    for step in history.steps:
+        if step.refused:
+            assert (step.after, step.events, step.tasks) == (step.before, [], [])
 
 
 ORDERLY = (InactiveReason.SHUTDOWN, InactiveReason.FORCED, InactiveReason.DRAINED)
@@ -129,21 +171,13 @@ class ClientView(NamedTuple):
     handed: dict[ActivityId, bool]
 
 
-@settings(max_examples=250)
-@given(scenarios)
-def test_bindings_follow_declarations_and_hand_outs_and_each_loss_is_rescheduled(
-    commands: list[Command],
-) -> None:
+@always
+def bindings_follow_declarations_and_hand_outs_and_each_loss_is_rescheduled(history: History) -> None:
     """Compared with a model that knows no events."""
-    scenario = WorkerScenario()
     believed = ClientView({}, {})
-    for command in commands:
-        known_events, known_tasks, before = len(scenario.log), len(scenario.tasks), scenario.worker
-        try:
-            command.apply(scenario)
-        except LivenessError:
+    for command, refused, before, events, tasks, after in history.steps:
+        if refused:
             continue
-        events = scenario.log[known_events:]
         earlier = believed
         lost: Iterable[ActivityId] = ()
         died = False
@@ -160,14 +194,13 @@ def test_bindings_follow_declarations_and_hand_outs_and_each_loss_is_rescheduled
             given_up = {id for id in earlier.handed if believed.held.get(id) != earlier.held[id]}
             died = isinstance(events[0], SessionReplaced)
             lost = given_up | (earlier.held.keys() - believed.held.keys() if died else set())
-        tasks = scenario.tasks[known_tasks:]
         expected = {(id, earlier.held[id]) for id in lost}
         assert sorted((task.activity.id, task.activity.attempt) for task in tasks) == sorted(expected)
         assert all(before is not None and task.epoch == before.epoch for task in tasks)
         assert all(task.died is died for task in tasks)
-        held = scenario.worker.bindings if scenario.worker else {}
+        held = after.bindings if after else {}
         assert {id: activity.attempt for id, activity in held.items()} == believed.held
-        assert (scenario.worker.standing.handed if scenario.worker else {}) == believed.handed
+        assert (after.standing.handed if after else {}) == believed.handed
 
 
 def handed(before: ClientView, command: HandOut) -> ClientView:
@@ -214,41 +247,39 @@ def after_heartbeat(before: ClientView, events: list[WorkerEvent], beat: dict[st
     )
 
 
-@given(scenarios)
-def test_a_lost_activity_stays_listed_until_the_worker_unbinds_it(commands: list[Command]) -> None:
-    scenario = WorkerScenario()
-    for command in commands:
-        before, known_events = scenario.worker, len(scenario.log)
-        try:
-            command.apply(scenario)
-        except LivenessError:
+@always
+def a_lost_activity_stays_listed_until_the_worker_unbinds_it(history: History) -> None:
+    for command, refused, before, events, _, after in history.steps:
+        if refused or before is None or after is None or after.state is CLEANED_UP:
             continue
-        if before is None or scenario.worker is None or scenario.worker.state is CLEANED_UP:
-            continue
-        cleared = before.lost.keys() - scenario.worker.lost.keys()
+        cleared = before.lost.keys() - after.lost.keys()
         if cleared:
             assert isinstance(command, Beat)
-            let_go = {activity.id for activity in command.fields["unbound"]}
+            let_go = {(activity.id, activity.attempt) for activity in command.fields["unbound"]}
+            # Unbinding the attempt that it holds, the worker gives up the activity and all its attempts.
+            held = {**before.bindings, **{activity.id: activity for activity in command.fields["bound"]}}
             assert (
-                cleared <= let_go
+                all(
+                    {(id, before.lost[id].attempt), (id, held.get(id, before.lost[id]).attempt)} & let_go
+                    for id in cleared
+                )
                 or command.fields.get("full_bindings")
-                or isinstance(scenario.log[known_events], SessionReplaced)
+                or isinstance(events[0], SessionReplaced)
             )
 
 
-@given(scenarios)
-def test_a_lease_expires_only_after_its_full_duration(commands: list[Command]) -> None:
-    scenario = run_commands(commands)
+@always
+def a_lease_expires_only_after_its_full_duration(history: History) -> None:
+    scenario = history.scenario
     for before, event in zip(scenario.states, scenario.log, strict=False):
         if isinstance(event, WorkerDeactivated) and event.reason is InactiveReason.LEASE_EXPIRED:
             assert before is not None
             assert event.at_ms - before.renewed_ms >= before.granted_ms
 
 
-@settings(max_examples=50)
-@given(scenarios)
-def test_a_lease_ends_by_grace_or_drain_only_if_it_has_that_term(commands: list[Command]) -> None:
-    scenario = run_commands(commands)
+@always
+def a_lease_ends_by_grace_or_drain_only_if_it_has_that_term(history: History) -> None:
+    scenario = history.scenario
     for before, event in zip(scenario.states, scenario.log, strict=False):
         if isinstance(event, WorkerDeactivated) and event.reason is InactiveReason.DISCONNECTED:
             assert before is not None
@@ -258,10 +289,9 @@ def test_a_lease_ends_by_grace_or_drain_only_if_it_has_that_term(commands: list[
             assert 0 < before.standing.drain_deadline_ms <= event.at_ms
 
 
-@settings(max_examples=50)
-@given(scenarios)
-def test_a_pause_ends_only_by_a_resume_and_outlives_sessions(commands: list[Command]) -> None:
-    scenario = run_commands(commands)
+@always
+def a_pause_ends_only_by_a_resume_and_outlives_sessions(history: History) -> None:
+    scenario = history.scenario
     paused = False
     for event, after in zip(scenario.log, scenario.states[1:], strict=True):
         if isinstance(event, WorkerPaused | WorkerResumed):
@@ -272,27 +302,22 @@ def test_a_pause_ends_only_by_a_resume_and_outlives_sessions(commands: list[Comm
             assert after.standing.paused is paused
 
 
-@settings(max_examples=50)
-@given(scenarios)
-def test_an_active_worker_has_the_loop_lag_of_its_last_heartbeat(commands: list[Command]) -> None:
-    scenario = WorkerScenario()
+@always
+def an_active_worker_has_the_loop_lag_of_its_last_heartbeat(history: History) -> None:
     lag_ms = 0
-    for command in commands:
-        known_events = len(scenario.log)
-        try:
-            command.apply(scenario)
-        except LivenessError:
+    for command, refused, _, events, _, after in history.steps:
+        if refused:
             continue
-        if isinstance(command, Beat) and len(scenario.log) > known_events:
+        if isinstance(command, Beat) and events:
             lag_ms = command.fields.get("loop_lag_ms", 0)
-        if scenario.worker is None or scenario.worker.state is not ACTIVE:
+        if after is None or after.state is not ACTIVE:
             lag_ms = 0
-        assert (scenario.worker.standing.loop_lag_ms if scenario.worker else 0) == lag_ms
+        assert (after.standing.loop_lag_ms if after else 0) == lag_ms
 
 
-@given(scenarios)
-def test_every_state_is_consistent(commands: list[Command]) -> None:
-    for worker in run_commands(commands).states:
+@always
+def every_state_is_consistent(history: History) -> None:
+    for worker in history.scenario.states:
         if worker is not None:
             check(worker)
 
@@ -323,10 +348,10 @@ def check(worker: Worker) -> None:
     assert worker.session_id not in worker.superseded
 
 
-@given(scenarios)
-def test_the_last_of_several_plain_renewals_gives_the_same_state_as_all(commands: list[Command]) -> None:
+@always
+def the_last_of_several_plain_renewals_gives_the_same_state_as_all(history: History) -> None:
     """A checkpoint may therefore keep one renewal per worker; only the resync flag accumulates."""
-    scenario = run_commands(commands)
+    scenario = history.scenario
     run: list[LeaseRenewed] = []
     start: Worker | None = None
     for before, event, after, wall_ms in zip(

@@ -83,7 +83,7 @@ def _values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_answers_have_the_json_form_of_protobuf(name: str, data: st.DataObject) -> None:
     kind = next(each.method.output_type for each in BINDINGS if each.method.output_type.full_name == name)
@@ -128,7 +128,7 @@ def request_for(endpoint: Endpoint, message: Message) -> tuple[str, str, bytes]:
 
 
 @pytest.mark.parametrize("endpoint", BINDINGS, ids=lambda endpoint: f"{endpoint.verb} {endpoint.template}")
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_parsed_request_equals_the_message_it_was_built_from(
     endpoint: Endpoint, data: st.DataObject

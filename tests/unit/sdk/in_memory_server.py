@@ -27,6 +27,8 @@ class InMemoryServer:
         self.now_ms = 0
         self.applied: dict[int, bytes] = {}
         """The message that was applied under each sequence number."""
+        self._cancelled: set[AttemptKey] = set()
+        """Cancelled attempts of activities that the service hands out itself."""
         self._log = 0
         self._attempts: dict[str, int] = {}
 
@@ -57,6 +59,9 @@ class InMemoryServer:
         self._apply(events)
         if self.known.sequence > last:
             self.applied[self.known.sequence] = message.SerializeToString()
+        if self.known.state is WorkerState.ACTIVE:
+            for attempt in self.bound & self._cancelled - self.to_cancel:
+                self.cancel(attempt)  # as for each declared attempt whose activity is over
         # The client does not use the outcome: epoch and state contain everything it needs.
         outcome = HeartbeatOutcome.RENEWED if events else HeartbeatOutcome.REPEATED
         return wire.heartbeat_result(outcome, self.known, now_ms=self.now_ms, wall_ms=0, jitter=0.3)
@@ -84,6 +89,8 @@ class InMemoryServer:
         """End the binding as CancelActivity does."""
         for id, activity in self.known.bindings.items():
             if _key(activity) == key:
+                if key.workflow_id in self._attempts:
+                    self._cancelled.add(key)
                 self._apply(worker_control.end_binding(self.known, id, key.attempt, taken=True))
 
     def expire(self) -> None:

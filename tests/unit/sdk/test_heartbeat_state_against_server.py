@@ -20,7 +20,7 @@ from liveness.sdk.heartbeat_state import (
     HeartbeatOutcome,
     HeartbeatState,
 )
-from liveness.sdk.values import ActivityRef, AttemptKey
+from liveness.sdk.values import ActivityRef, AttemptKey, ref_from_proto
 from liveness.v1.worker_pb2 import HeartbeatResult, WorkerHeartbeat
 from tests.unit.sdk.in_memory_server import InMemoryServer
 
@@ -46,6 +46,8 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
         """Bodies whose outcome was reported: the server's answer, not yet delivered."""
         self.stopping: dict[AttemptKey, ActivityRef] = {}
         """Bodies that were told to stop and are still running."""
+        self.undeclared: set[AttemptKey] = set()
+        """Hand-outs that no heartbeat has declared yet."""
 
     # -- the program
 
@@ -67,6 +69,7 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
         self._lost(HeartbeatOutcome(lost=losses))
         if accepted:
             self.running[ref.key] = ref, epoch
+            self.undeclared.add(ref.key)
 
     @precondition(lambda self: self.running.keys() - self.ending)
     @rule(data=st.data())
@@ -119,10 +122,7 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
     @rule(data=st.data())
     def take_away(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.server.bound)))
-        # The server lists one cancellation per activity: the one of a later attempt would end when an earlier
-        # attempt is unbound.
-        if key[:3] not in {other[:3] for other in self.server.to_cancel}:
-            self.server.cancel(key)
+        self.server.cancel(key)
 
     # -- the network
 
@@ -141,7 +141,7 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
     def deliver(self) -> None:
         assert self.in_flight is not None
         message, self.in_flight = self.in_flight, None
-        self._hear(self.server.beat(message))
+        self._hear(self.server.beat(message), message)
 
     @rule()
     def exchange(self) -> None:
@@ -214,13 +214,14 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
         serialised = message.SerializeToString()
         assert self.sent.setdefault(message.sequence, serialised) == serialised
         assert max(self.sent) == message.sequence
+        self.undeclared -= {ref_from_proto(ref).key for ref in message.bound_activities}
         bound = {(ref.workflow_id, ref.attempt) for ref in message.bound_activities}
         unbound = {(ref.workflow_id, ref.attempt) for ref in message.unbound_activities}
         assert not bound & unbound
         limit = FULL_BINDINGS_MAX if message.full_bindings else BINDING_CHANGES_MAX
         assert len(bound) + len(unbound) <= limit
 
-    def _hear(self, answer: HeartbeatResult | Status) -> None:
+    def _hear(self, answer: HeartbeatResult | Status, message: WorkerHeartbeat) -> None:
         if isinstance(answer, Status):
             heartbeat_outcome = self.heartbeat_state.handle_failure(
                 rpc_failures.failure_of_status(answer), self.now_ms, 0.5
@@ -236,6 +237,11 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
         if answered:
             alive = self.server.known.state is WorkerState.ACTIVE
             held = self.running.keys() - self.ending
+            # A cancellation is overlooked if the cancelled hand-out crossed a full set, which ends what it does not name,
+            # or a heartbeat that declares an earlier attempt, whose own cancellation takes its place. The worker
+            # declares the hand-out with its next heartbeat and is told then.
+            declared = {ref_from_proto(ref).key[:3] for ref in message.bound_activities}
+            held -= {key for key in self.undeclared if message.full_bindings or key[:3] in declared}
             assert held <= (self.server.bound if alive else set())
 
     def _lost(self, heartbeat_outcome: HeartbeatOutcome) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from liveness.clock import ManualClock
 from liveness.domain.errors import SessionSuperseded, Unauthenticated
-from liveness.security.authentication import authorization_of, certificate_name
+from liveness.security import authentication
+from liveness.security.authentication import Authenticator, authorization_of, certificate_name
 from liveness.security.grant_rules import grants_for, parse_grant_rule
 from liveness.security.principal import Caller, Principal, current_caller
 from liveness.security.redaction import redact_error, redact_json, short_hash
+from liveness.security.token_table import TokenTable
 
 
 def rules(*texts: str) -> list[Any]:
@@ -64,6 +67,37 @@ def test_anything_else_is_no_rule(text: str) -> None:
 )
 def test_the_name_in_a_client_certificate(context: dict[str, list[bytes]], name: str | None) -> None:
     assert certificate_name(context) == name
+
+
+class CertificateCall:
+    """What gRPC says about a call over TLS whose client showed a certificate with this name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def invocation_metadata(self) -> Any:
+        return ()
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_common_name": [self._name.encode()]}
+
+
+async def test_each_certificate_has_its_own_principal_and_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "CACHE_ENTRIES_MAX", 2)
+    store: Any = None  # certificates are not in it
+    clock = ManualClock()
+    rules_ = rules("cert=ann=>worker:shop", "cert=bob*=>reader:*")
+    node = Authenticator(clock, TokenTable(store, clock), None, rules_)
+    for _ in range(2):
+        for name, granted in (
+            ("ann", "worker:shop"),
+            ("bob", "reader:*"),
+            ("bobby", "reader:*"),
+            ("eve", ""),
+        ):
+            principal = (await node.identify(CertificateCall(name))).principal
+            assert (principal.name, " ".join(map(str, principal.grants))) == (f"cert:{name}", granted)
+    assert len(node._certificate_callers) <= 2
 
 
 def test_the_authorization_header_is_found_and_two_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,12 @@ GOLDEN = Path(__file__).parent / "golden"
 SHARD = 5
 
 
+@cache
+def _read_rows(name: str) -> list[LogRow]:
+    lines = (GOLDEN / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [LogRow(**json.loads(line)) for line in lines]
+
+
 class Version(NamedTuple):
     """The values that the files of one version decode to."""
 
@@ -43,8 +50,7 @@ class Version(NamedTuple):
     deaths: list[Death]
 
     def rows(self) -> list[LogRow]:
-        lines = (GOLDEN / f"{self.name}.jsonl").read_text(encoding="utf-8").splitlines()
-        return [LogRow(**json.loads(line)) for line in lines]
+        return _read_rows(self.name)
 
     def forms(self) -> dict[str, str]:
         forms: dict[str, str] = json.loads((GOLDEN / f"{self.name}-rows.json").read_text(encoding="utf-8"))

@@ -22,11 +22,6 @@ from liveness.store.codec import RenewalBatch, decode_entry, encode_entry
 from tests.unit.store.golden_files import SHARD, VERSIONS, Version
 
 NEWEST = VERSIONS[-1]
-ROWS = [
-    pytest.param(version, index, id=f"{version.name} row {index + 1}")
-    for version in VERSIONS
-    for index in range(len(version.meaning))
-]
 
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
 
@@ -34,9 +29,11 @@ every_version = pytest.mark.parametrize("version", VERSIONS, ids=lambda version:
 # -- reading
 
 
-@pytest.mark.parametrize(("version", "index"), ROWS)
-def test_a_golden_row_decodes_to_its_recorded_value(version: Version, index: int) -> None:
-    assert decode_entry(version.rows()[index]) == version.meaning[index]
+@every_version
+def test_golden_rows_decode_to_their_recorded_values(version: Version) -> None:
+    rows = zip(version.rows(), version.meaning, strict=True)
+    for number, (row, entry) in enumerate(rows, start=1):
+        assert decode_entry(row) == entry, f"{version.name} row {number}"
 
 
 @every_version
@@ -109,10 +106,10 @@ def test_every_field_with_a_default_differs_from_it_in_some_golden_row() -> None
     assert [at for at, is_shown in shown.items() if not is_shown] == []
 
 
-@pytest.mark.parametrize("index", range(len(NEWEST.meaning)), ids=lambda index: f"row {index + 1}")
-def test_this_version_still_writes_golden_rows(index: int) -> None:
+def test_this_version_still_writes_golden_rows() -> None:
     """The previous version must read the rows of this one until a new payload version says otherwise."""
-    assert encode_entry(SHARD, NEWEST.meaning[index]) == NEWEST.rows()[index]
+    for number, (row, entry) in enumerate(zip(NEWEST.rows(), NEWEST.meaning, strict=True), start=1):
+        assert encode_entry(SHARD, entry) == row, f"{NEWEST.name} row {number}"
 
 
 def test_a_version_without_certificates_still_reads_deaths() -> None:

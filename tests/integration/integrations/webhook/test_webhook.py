@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from liveness.integrations.webhook.sink import WebhookFailed, WebhookSink, sink_
 from liveness.tasks.queue_runner import DELIVERY_TIMEOUT_S
 from liveness.v1 import activity_pb2, admin_pb2
 from liveness.version import VERSION
+from tests.free_ports import free_port
 from tests.integration.engine.engine import activity as bound
 from tests.integration.engine.engine import duration
 from tests.integration.server.server_harness import NAMESPACE, ServerHarness
@@ -369,13 +369,6 @@ async def test_proxies_in_the_environment_are_ignored(
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     await deliver(sink_to(receiver.url))
     assert len(receiver.requests) == 1
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def test_a_refused_connection_is_reported() -> None:

@@ -13,6 +13,7 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from liveness.domain.keys import shard_of
 from liveness.integrations.relay.subjects import RescheduleSubject, subject_of
 from liveness.v1 import admin_pb2
+from tests.free_ports import free_port
 from tests.system.cli.shell import Shell
 from tests.system.integrations.relay.nats_servers import (
     STREAM,
@@ -20,7 +21,6 @@ from tests.system.integrations.relay.nats_servers import (
     body,
     client_of,
     count,
-    free_port,
     id_of,
     messages,
     one_server,
