@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.free_ports import free_port
 from tests.system.temporal.stage import Process, Stage, Temporal, WorkerProcess, temporal_server
-from tests.system.worker_processes.own_server import free_port
 
 FLOWS = "flows"
 _queues = count(1)

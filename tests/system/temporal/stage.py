@@ -29,8 +29,8 @@ from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.service_pb2 import DescribeWorkerRequest, ListWorkersRequest, WorkerFilter
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from liveness.v1.worker_pb2 import Worker
+from tests.free_ports import free_port
 from tests.system.cli.server_processes import environment, liveness_command
-from tests.system.worker_processes.own_server import free_port
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
 LIMIT_S = 60

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE
+from tests.free_ports import free_port
 from tests.system.temporal.conftest import StartWorker
 from tests.system.temporal.stage import (
     Process,
@@ -20,7 +21,6 @@ from tests.system.temporal.stage import (
     start_temporal,
     stuck,
 )
-from tests.system.worker_processes.own_server import free_port
 
 FLOWS = "flows"
 SILENCE_S = 4

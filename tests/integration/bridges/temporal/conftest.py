@@ -9,8 +9,8 @@ import pytest
 
 from liveness.bridges.temporal.bridge import TemporalBridge
 from liveness.bridges.temporal.settings import BridgeSettings
+from tests.free_ports import free_port
 from tests.integration.bridges.temporal.upstream_server import UpstreamServer
-from tests.system.worker_processes.own_server import free_port
 
 StartBridge = Callable[..., Awaitable[TemporalBridge]]
 
