@@ -44,13 +44,13 @@ from liveness.rpc.tracing import create_tracer
 from liveness.security.audit import AuditLog
 from liveness.security.authentication import Authenticator, CallerRegistry
 from liveness.security.forwarded_callers import ForwardedCallers
+from liveness.security.http_callers import HttpCallers
 from liveness.security.node_authentication import NodeAuthentication
-from liveness.security.posture import exposed_settings, is_loopback
+from liveness.security.posture import exposed_settings, is_loopback, require_protection
 from liveness.security.principal_limits import principal_limits
 from liveness.security.private_listener import PrivateListener
 from liveness.security.suspicion import SuspicionCounters
-from liveness.security.tls import cluster_tls
-from liveness.security.tls_settings import make_listener_tls
+from liveness.security.tls_settings import make_cluster_tls, make_listener_tls
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
@@ -134,7 +134,10 @@ class Server:
         platform: Platform = THIS_PLATFORM,
     ) -> None:
         """`select_sink`: chooses the sink that receives the reschedules of a task queue, instead of the settings.
-        `self_driven=False`: the server commits and answers, but time, queues and maintenance move only when driven."""
+        `self_driven=False`: the server commits and answers, but time, queues and maintenance move only when driven.
+
+        Raises `ExposedListeners` and `TlsFilesUnusable` for settings with which no server may start."""
+        require_protection(settings)
         self._settings = settings
         self._clock = clock or SystemClock()
         self._random = random or Random()
@@ -148,13 +151,15 @@ class Server:
         """None if the listeners use plain text."""
         self.private_listener: PrivateListener | None = None
         """How HTTP in this process reaches gRPC; None: by the public listener."""
+        self.http_callers = HttpCallers()
+        """How HTTP in this process tells gRPC who its callers are."""
         self._running = AsyncExitStack()
         """Ends everything that `start` has started, in the reverse order."""
         self.address = ""
         """host:port, with the port that the operating system assigned."""
         self.cluster_address = ""
         """The same of the cluster's listener; empty if there is none."""
-        self._cluster_tls = cluster_tls(settings)
+        self._cluster_tls = make_cluster_tls(settings, self._clock)
         self._connect_peer = platform.connect if self._cluster_tls is None else self._cluster_tls.connect
 
     async def __aenter__(self) -> Server:
@@ -216,7 +221,7 @@ class Server:
         settings = self._settings
         self._tasks.start(ReceiveProbe(self._probed_listeners(), self.node).run())
         if self._cluster_tls is not None:
-            self._tasks.start(self._cluster_tls.watch(self._clock))
+            self._tasks.start(self._cluster_tls.run())
         if self._authentication is not None:
             self._authentication.start(self._tasks)
         self._tasks.start(self.audit.run())
@@ -375,13 +380,19 @@ class Server:
         )
         self.all_nodes = None if is_single_node else AllNodes(node.owner, self.routes, self.peers)
         self._authentication = (
-            NodeAuthentication(settings, self.store, self._clock) if settings.auth == "on" else None
+            NodeAuthentication(settings, self.store, self._clock, self.http_callers)
+            if settings.auth == "on"
+            else None
         )
         self._suspicion = SuspicionCounters(self._clock)
         self._limits = principal_limits(settings, self._clock)
         self.audit = AuditLog(self.store, self._clock)
         self._oversight = Oversight(
-            self._suspicion, self._limits, self.audit, limits_anonymous=not is_loopback(settings.listen)
+            self._suspicion,
+            self._limits,
+            self.audit,
+            limits_anonymous=not is_loopback(settings.listen),
+            http_callers=self.http_callers,
         )
         self.quotas = Quotas(node, None if is_single_node else self.peers)
         self.ownership = ActivityOwnership(node, remote_nodes, self.quotas)
@@ -516,7 +527,7 @@ class Server:
             listener: Any = (
                 self._cluster_grpc
                 if self._cluster_tls is None
-                else PeerGuard(self._cluster_grpc, self._clock)
+                else PeerGuard(self._cluster_grpc, self._clock, self._oversight.note_refused_peer)
             )
             forwarded = None if self.authenticator is None else ForwardedCallers(self._clock)
             cluster_oversight = self._oversight.for_cluster_port()

@@ -60,8 +60,8 @@ class Authority:
     ) -> Issued:
         return _issue("server", self._own, names=SERVER_NAMES, starts=starts, lasts=lasts)
 
-    def issue_client(self, name: str = "client") -> Issued:
-        return _issue(name, self._own)
+    def issue_client(self, name: str = "client", uri: str = "") -> Issued:
+        return _issue(name, self._own, uri=uri)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,7 @@ def _issue(
     *,
     is_ca: bool = False,
     names: tuple[str, ...] = (),
+    uri: str = "",
     starts: timedelta = -timedelta(hours=1),
     lasts: timedelta = timedelta(days=30),
 ) -> Issued:
@@ -137,5 +138,8 @@ def _issue(
             *(x509.IPAddress(ip_address(address)) for address in SERVER_ADDRESSES),
         ]
         builder = builder.add_extension(x509.SubjectAlternativeName(general_names), critical=False)
+    if uri:
+        uris = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+        builder = builder.add_extension(uris, critical=False)
     certificate = builder.sign(key if issuer is None else issuer.private_key, hashes.SHA256())
     return Issued(certificate, key)

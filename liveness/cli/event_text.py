@@ -99,6 +99,11 @@ def _reason_suffix(text: str) -> str:
     return f": {_truncate(text)}" if text else ""
 
 
+def _by(data: Data, before: str = " by ") -> str:
+    """Who gave the order, if callers are asked who they are."""
+    return f"{before}{_truncate(data['by'])}" if data.get("by") else ""
+
+
 def _activity_name(workflow_id: str, run_id: str, activity_id: str) -> str:
     return "/".join(part for part in (workflow_id, run_id, activity_id) if part != EMPTY_ID_PART)
 
@@ -203,12 +208,13 @@ def _bindings_ended(event: Event, data: Data) -> EventText:
 
 def _paused(event: Event, data: Data) -> EventText:
     return EventText(
-        EventTone.OPERATOR, event.worker_instance_key, f"is paused{_reason_suffix(data['reason'])}"
+        EventTone.OPERATOR, event.worker_instance_key, f"is paused{_by(data)}{_reason_suffix(data['reason'])}"
     )
 
 
 def _resumed(event: Event, data: Data) -> EventText:
-    return EventText(EventTone.OPERATOR, event.worker_instance_key, "may take new work again")
+    text = f"may take new work again{_by(data, ', by order of ')}"
+    return EventText(EventTone.OPERATOR, event.worker_instance_key, text)
 
 
 def _drain_begun(event: Event, data: Data) -> EventText:
@@ -216,7 +222,7 @@ def _drain_begun(event: Event, data: Data) -> EventText:
     return EventText(
         EventTone.OPERATOR,
         event.worker_instance_key,
-        f"is to finish and leave{limit}{_reason_suffix(data['reason'])}",
+        f"is to finish and leave{limit}{_by(data, ', by order of ')}{_reason_suffix(data['reason'])}",
     )
 
 
@@ -252,6 +258,7 @@ DEACTIVATION_TEXT = {
 
 def _deactivated(event: Event, data: Data) -> EventText:
     tone, verb = DEACTIVATION_TEXT.get(data["reason"], (EventTone.DEPARTURE, "left"))
+    verb += _by(data)
     detail = _truncate(_humanize_ms_in(re.sub(r"^drained(; |$)", "", data["detail"])))
     parts = [part for part in (detail, *_death_details(data.get("certificate") or {})) if part]
     return EventText(tone, event.worker_instance_key, f"{verb}: {', '.join(parts)}" if parts else verb)
@@ -287,7 +294,9 @@ def _cleaned_up(event: Event, data: Data) -> EventText:
 def _forgotten(event: Event, data: Data) -> EventText:
     reason = _reason_suffix(data.get("reason", ""))
     return EventText(
-        EventTone.MINOR, event.worker_instance_key, f"is forgotten; its key may register again{reason}"
+        EventTone.MINOR,
+        event.worker_instance_key,
+        f"is forgotten{_by(data)}; its key may register again{reason}",
     )
 
 
@@ -359,7 +368,7 @@ def _released(event: Event, data: Data) -> EventText:
 
 
 def _made_available(event: Event, data: Data) -> EventText:
-    fresh = ", with a fresh start" if data.get("fresh") else ""
+    fresh = f", with a fresh start{_by(data, ' by order of ')}" if data.get("fresh") else ""
     return EventText(
         EventTone.PROGRESS,
         _event_activity_name(event, data),
@@ -387,7 +396,11 @@ def _config_changed(event: Event, data: Data) -> EventText:
     subject_name = f"namespace {event.namespace}" if event.namespace else "the default of all namespaces"
     changes = dict(data["set"])
     if event.namespace and {*changes, *data["unset"]} == {"paused"}:
-        text = "is paused" if changes.get("paused") else "may take new work again"
+        text = (
+            f"is paused{_by(data)}"
+            if changes.get("paused")
+            else f"may take new work again{_by(data, ', by order of ')}"
+        )
         return EventText(EventTone.OPERATOR, subject_name, text + _reason_suffix(data.get("reason", "")))
     parts = [
         f"{name.removesuffix('_ms')} is now {_setting_value(name, value)}" for name, value in changes.items()
@@ -396,7 +409,7 @@ def _config_changed(event: Event, data: Data) -> EventText:
     return EventText(
         EventTone.OPERATOR,
         subject_name,
-        f"changed: {'; '.join(parts) or 'nothing'}{_reason_suffix(data.get('reason', ''))}",
+        f"changed{_by(data)}: {'; '.join(parts) or 'nothing'}{_reason_suffix(data.get('reason', ''))}",
     )
 
 

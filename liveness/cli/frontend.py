@@ -16,7 +16,6 @@ from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name, warn_a
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
 from liveness.config.settings import SettingsError, host_port
-from liveness.security.posture import check_posture
 from liveness.version import VERSION
 
 
@@ -72,14 +71,12 @@ def frontend(*, config: str | None, **flags: Any) -> None:
       liveness frontend --nodes a.example:8400 --cluster-cert-file frontend.pem --cluster-key-file frontend.key --cluster-ca-file ca.pem
     """
     settings = settings_from_flags(flags, config)
-    if (why := check_posture(settings)) is not None:
-        raise UsageError(why)
     # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.frontend_process import serve as run_frontend
     from liveness.rpc.tracing import TracingNotInstalled
-    from liveness.security.tls import TlsFilesInvalid
+    from liveness.security.posture import ExposedListeners
     from liveness.security.tls_settings import TlsFilesUnusable
     from liveness.store.errors import StoreUnusable
 
@@ -93,7 +90,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_frontend(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (StoreUnusable, TlsFilesInvalid, TlsFilesUnusable, TracingNotInstalled) as error:
+    except (ExposedListeners, StoreUnusable, TlsFilesUnusable, TracingNotInstalled) as error:
         fail_server(UsageError(str(error)), settings.log_format, error)
     sys.exit(code)
 

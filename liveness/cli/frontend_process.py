@@ -25,8 +25,8 @@ async def serve(settings: FrontendSettings, on_ready: Callable[[str, str], None]
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    listen_address = bind_http(settings.http)
     frontend = Frontend(settings)
+    listen_address = bind_http(settings.http)
     try:
         await frontend.start()
     except BaseException:

@@ -15,6 +15,7 @@ from liveness.store.errors import StoreUnusable
 
 if TYPE_CHECKING:
     from liveness.http.server import HttpServer
+    from liveness.security.http_callers import HttpCallers
     from liveness.security.listener_tls import ListenerTls
     from liveness.security.private_listener import PrivateListener
 
@@ -44,6 +45,7 @@ class GrpcServer(Protocol):
     address: str
     tls: ListenerTls | None
     private_listener: PrivateListener | None
+    http_callers: HttpCallers
 
 
 async def start_http(
@@ -70,6 +72,7 @@ async def start_http(
         connect=tls.connect if tls is not None and by_tls else grpc.aio.insecure_channel,
         ssl_context=None if tls is None else tls.http_context(),
         asks_callers=asks_callers,
+        describe_caller=grpc_server.http_callers.describe,
     )
     if tls is not None and by_tls:
         tls.on_changed.append(http_server.reconnect)

@@ -16,7 +16,6 @@ from liveness.cli.errors import CommandError, UsageError, fail_server
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.database_password import has_password
 from liveness.config.settings import Settings, SettingsError, host_port, load_settings
-from liveness.security.posture import check_posture
 from liveness.version import VERSION
 
 INTERRUPTED = 130
@@ -128,15 +127,13 @@ def serve(*, config: str | None, **flags: Any) -> None:
       liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
     """
     settings = settings_from_flags(flags, config)
-    if (why := check_posture(settings)) is not None:
-        raise UsageError(why)
     # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.bridge_process import BridgeUnusable
     from liveness.cli.server_process import serve as run_server
     from liveness.rpc.tracing import TracingNotInstalled
-    from liveness.security.tls import TlsFilesInvalid
+    from liveness.security.posture import ExposedListeners
     from liveness.security.tls_settings import TlsFilesUnusable
     from liveness.store.errors import StoreError, StoreUnusable
 
@@ -150,7 +147,13 @@ def serve(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_server(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (BridgeUnusable, StoreUnusable, TlsFilesInvalid, TlsFilesUnusable, TracingNotInstalled) as error:
+    except (
+        BridgeUnusable,
+        ExposedListeners,
+        StoreUnusable,
+        TlsFilesUnusable,
+        TracingNotInstalled,
+    ) as error:
         fail_server(UsageError(str(error)), settings.log_format, error)
     except StoreError as error:
         message = f"the server cannot start on {settings.db_without_password}: {error}"

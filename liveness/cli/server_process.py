@@ -44,13 +44,13 @@ async def serve(
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    server = Server(settings, clock=clock)
     # Bind before the database is opened: a server must not take shards and then find its port in use.
     listen_address = bind_http(settings.http)
     if listen_address is not None:
         # Imported here: a server without HTTP does not need it, and the slow import must not delay a server that holds shards.
         import liveness.http.server  # noqa: F401
 
-    server = Server(settings, clock=clock)
     try:
         await server.start()
     except BaseException:

@@ -57,6 +57,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     principal_calls_burst: int = 10_000
     principal_bytes_per_s: float = 64.0 * 1024 * 1024
     principal_streams_max: int = 2_000
+    principal_connections_max: int = 10_000
     traces: str = ""
     """The OTLP collector that gets the traces; empty: none."""
 

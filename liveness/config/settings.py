@@ -94,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     advertise: str = ""
     """The address at which other nodes and frontends reach this node; empty: that of the cluster listener."""
     cluster_cert_file: str = ""
-    """The certificate that this node shows other nodes and frontends; see `liveness.security.tls`."""
+    """The certificate that this node shows other nodes and frontends; see `liveness.security.cluster_tls`."""
     cluster_key_file: str = ""
     cluster_ca_file: str = ""
     """The authorities whose certificates other nodes and frontends must show."""
@@ -148,6 +148,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Bytes per second in the requests of one principal at this server. 0: no limit."""
     principal_streams_max: int = 2_000
     """Streams that one principal may have open at this server. 0: no limit."""
+    principal_connections_max: int = 10_000
+    """Connections on which one principal may call this server within a minute. 0: no limit."""
     namespaces: tuple[str, ...] = ()
     """The namespaces that this server serves; empty: any."""
     webhook_url: str = ""
@@ -369,6 +371,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "principal_calls_burst": int_setting(1, 10**9),
     "principal_bytes_per_s": float_setting(0, 1e15),
     "principal_streams_max": int_setting(0, 10**9),
+    "principal_connections_max": int_setting(0, 10**9),
     "namespaces": list_setting(is_name, "names of namespaces with commas between them", may_be_empty=True),
     "webhook_url": string_setting(
         is_webhook_url,

@@ -385,10 +385,10 @@ class ActivityOwnership:
         await self._node.wait_durable(shard)
         return False
 
-    async def retry(self, key: ActivityKey) -> Activity:
+    async def retry(self, key: ActivityKey, by: str = "") -> Activity:
         for _ in range(ADMIT_TRIES_MAX):
             shard, activity = await self._load_activity(key)
-            events = decide.restart(activity, shard.now_ms())
+            events = decide.restart(activity, shard.now_ms(), by)
             if is_open(activity) or await self._admit(shard, key.namespace, payload_bytes(activity)):
                 after = shard.change_activity(key, events)
                 assert after is not None

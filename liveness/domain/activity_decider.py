@@ -255,12 +255,16 @@ def cancel(activity: Activity, reason: str, at_ms: int) -> ActivityEvents:
     return (ActivityCancelled(**_id_fields(activity.id), reason=reason, at_ms=at_ms),)
 
 
-def restart(activity: Activity, at_ms: int) -> ActivityEvents:
+def restart(activity: Activity, at_ms: int, by: str = "") -> ActivityEvents:
     if activity.state not in (ActivityState.QUARANTINED, ActivityState.FAILED):
         raise ActivityNotRetryable(activity=format_activity_id(activity.id), state=activity.state.name)
     return (
         ActivityMadeAvailable(
-            **_id_fields(activity.id), attempt=_next_attempt(activity.attempt), at_ms=at_ms, fresh=True
+            **_id_fields(activity.id),
+            attempt=_next_attempt(activity.attempt),
+            at_ms=at_ms,
+            fresh=True,
+            by=by,
         ),
     )
 

@@ -47,3 +47,5 @@ class Deactivate(NamedTuple):
     """If set, the command is refused unless this is the current session."""
     principal: str = ""
     """The worker's own principal, if it shuts down and callers are asked who they are; empty for an operator."""
+    by: str = ""
+    """The principal of the operator that forces it."""

@@ -298,7 +298,7 @@ def deactivate(
         if command.reason is InactiveReason.FORCED:
             raise WorkerNotActive(worker=key.instance_key, state=worker.state.name)
         return ()
-    return (_deactivated(command.reason, command.detail, command.policy, at_ms),)
+    return (_deactivated(command.reason, command.detail, command.policy, at_ms, by=command.by),)
 
 
 def expire_lease(
@@ -341,6 +341,7 @@ def _deactivated(
     policy: Policy,
     at_ms: int,
     certificate: DeathCertificate | None = None,
+    by: str = "",
 ) -> WorkerDeactivated:
     return WorkerDeactivated(
         reason=reason,
@@ -348,6 +349,7 @@ def _deactivated(
         at_ms=at_ms,
         cleanup_delay_ms=policy.cleanup_delay_ms,
         certificate=certificate,
+        by=by,
     )
 
 
@@ -371,19 +373,19 @@ def forget(worker: Worker, at_ms: int) -> tuple[WorkerForgotten, ...]:
 
 
 def forget_now(
-    key: WorkerKey, worker: Worker, policy: Policy, reason: str, at_ms: int
+    key: WorkerKey, worker: Worker, policy: Policy, reason: str, at_ms: int, by: str = ""
 ) -> tuple[WorkerEvent, ...]:
     """Free the key on an operator's order. An INACTIVE worker is cleaned up first; an ACTIVE one must not lose its lease
     this way."""
     if worker.state is ACTIVE:
         raise WorkerActive(worker=key.instance_key)
     if worker.state is WorkerState.INACTIVE:
-        return _cleaned_up(policy, at_ms), _forgotten(worker, reason)
-    return (_forgotten(worker, reason),)
+        return _cleaned_up(policy, at_ms), _forgotten(worker, reason, by)
+    return (_forgotten(worker, reason, by),)
 
 
-def _forgotten(worker: Worker, reason: str = "") -> WorkerForgotten:
-    return WorkerForgotten(epoch_floor=worker.epoch + 1, reason=reason)
+def _forgotten(worker: Worker, reason: str = "", by: str = "") -> WorkerForgotten:
+    return WorkerForgotten(epoch_floor=worker.epoch + 1, reason=reason, by=by)
 
 
 def lost_with(worker: Worker, event: WorkerEvent) -> Mapping[ActivityId, BoundActivity]:

@@ -38,6 +38,7 @@ LivenessError
 │   ├── TooManyPolls
 │   ├── TooManyWatchers
 │   ├── TooManyStreams
+│   ├── TooManyConnections
 │   └── RateLimited
 ├── Unauthenticated         the server does not know who calls
 ├── Denied                  the caller is known, and may not do this
@@ -416,6 +417,14 @@ class PeerNotAllowed(LivenessError):
 class TooManyStreams(Exhausted):
     reason = "TOO_MANY_STREAMS"
     template = "{whose} has {limit} open streams at this server already; close some, or let one stream carry several workers."
+
+    whose: str
+    limit: int
+
+
+class TooManyConnections(Exhausted):
+    reason = "TOO_MANY_CONNECTIONS"
+    template = "{whose} uses {limit} connections to this server already; let its clients share connections, or close some."
 
     whose: str
     limit: int

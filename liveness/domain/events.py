@@ -104,17 +104,21 @@ class BindingsEnded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPaused:
     reason: str
+    by: str = ""
+    """The principal that ordered it, here and in other events of operators' orders; empty if nobody was asked who calls, and
+    in events of early versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResumed:
-    pass
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainBegun:
     reason: str
     deadline_ms: int
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +146,7 @@ class WorkerDeactivated:
     cleanup_delay_ms: int
     certificate: DeathCertificate | None = None
     """Present if the server declared the worker dead; events of early versions have none."""
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +167,7 @@ class WorkerForgotten:
     0 in events of early versions, which raise no floor."""
     reason: str = ""
     """The operator's reason; empty if retention forgot the worker."""
+    by: str = ""
 
 
 WorkerEvent = (
@@ -301,6 +307,7 @@ class ActivityMadeAvailable(ActivityFact):
     at_ms: int = 0
     fresh: bool = False
     """An operator restarted the activity: earlier failures no longer count."""
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +348,7 @@ class ConfigChanged:
     set: dict[str, float]
     unset: tuple[str, ...]
     reason: str = ""
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,21 +25,24 @@ from liveness.domain.policy import Policy
 from liveness.domain.worker import BoundActivity, Worker, WorkerState
 
 
-def pause(worker: Worker, reason: str) -> tuple[WorkerPaused, ...]:
+def pause(worker: Worker, reason: str, by: str = "") -> tuple[WorkerPaused, ...]:
+    """`by`, here and below: the principal that orders it; empty if nobody is asked who calls."""
     if worker.state is WorkerState.CLEANED_UP or worker.standing.paused:
         return ()
-    return (WorkerPaused(reason=reason),)
+    return (WorkerPaused(reason=reason, by=by),)
 
 
-def resume(worker: Worker) -> tuple[WorkerResumed, ...]:
+def resume(worker: Worker, by: str = "") -> tuple[WorkerResumed, ...]:
     """End a pause, or revoke a drain."""
-    return (WorkerResumed(),) if worker.standing.paused or worker.standing.draining else ()
+    return (WorkerResumed(by=by),) if worker.standing.paused or worker.standing.draining else ()
 
 
-def drain(key: WorkerKey, worker: Worker, reason: str, deadline_ms: int) -> tuple[DrainBegun, ...]:
+def drain(
+    key: WorkerKey, worker: Worker, reason: str, deadline_ms: int, by: str = ""
+) -> tuple[DrainBegun, ...]:
     """Start a drain. Draining again replaces the deadline."""
     check_lease_is_live(key, worker)
-    return (DrainBegun(reason=reason, deadline_ms=deadline_ms),)
+    return (DrainBegun(reason=reason, deadline_ms=deadline_ms, by=by),)
 
 
 def attach(

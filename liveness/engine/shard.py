@@ -317,11 +317,11 @@ class Shard:
         now_ms = self.now_ms()
         return self._apply_if_any(key, worker, decider.clean_up(worker, policy, now_ms), now_ms)
 
-    def forget(self, key: WorkerKey, policy: Policy, reason: str) -> Worker:
+    def forget(self, key: WorkerKey, policy: Policy, reason: str, by: str = "") -> Worker:
         """Free the key of a worker that is not ACTIVE. Returns the worker as it was."""
         worker = self.describe(key)
         now_ms = self.now_ms()
-        self._apply(key, worker, decider.forget_now(key, worker, policy, reason, now_ms), now_ms)
+        self._apply(key, worker, decider.forget_now(key, worker, policy, reason, now_ms, by), now_ms)
         return worker
 
     def forget_tombstones(self, limit: int) -> int:

@@ -26,14 +26,14 @@ from liveness.routing.routing_rules import RetrySafety
 from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.unknown_methods import UnknownMethodHandler
 from liveness.rpc.tracing import create_tracer
-from liveness.security.posture import is_loopback
+from liveness.security.http_callers import HttpCallers
+from liveness.security.posture import is_loopback, require_protection
 from liveness.security.principal import INVALID_TOKEN
 from liveness.security.principal_limits import principal_limits
 from liveness.security.private_listener import PrivateListener
 from liveness.security.remote_authentication import RemoteAuthenticator
 from liveness.security.suspicion import SuspicionCounters
-from liveness.security.tls import cluster_tls
-from liveness.security.tls_settings import make_listener_tls
+from liveness.security.tls_settings import make_cluster_tls, make_listener_tls
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.listener_options import server_options
@@ -118,19 +118,22 @@ class DatabaseRouteSource:
 
 class Frontend:
     def __init__(self, settings: FrontendSettings, *, clock: Clock | None = None) -> None:
+        require_protection(settings)
         self._settings = settings
         self._clock = clock or SystemClock()
         # Without fresh routes, other frontends serve better.
         self._tasks = BackgroundTasks("frontend", on_failure=lambda error: self._health.stop_serving())
         self._instance = f"{socket.gethostname()}:{os.getpid()}"
         self._tracer = create_tracer(settings.traces, service="liveness-frontend", instance=self._instance)
-        self._tls = cluster_tls(settings)
+        self._tls = make_cluster_tls(settings, self._clock)
         self.address = ""
         """host:port, with the actual port if port 0 was set."""
         self.tls = make_listener_tls(settings, self._clock)
         """None if the listeners use plain text."""
         self.private_listener: PrivateListener | None = None
         """How HTTP in this process reaches gRPC; None: by the public listener."""
+        self.http_callers = HttpCallers()
+        """How HTTP in this process tells gRPC who its callers are."""
 
     async def __aenter__(self) -> Frontend:
         await self.start()
@@ -157,7 +160,10 @@ class Frontend:
         self._suspicion = SuspicionCounters(clock)
         limits = principal_limits(settings, clock)
         self._oversight = Oversight(
-            self._suspicion, limits, limits_anonymous=not is_loopback(settings.listen)
+            self._suspicion,
+            limits,
+            limits_anonymous=not is_loopback(settings.listen),
+            http_callers=self.http_callers,
         )
         self.telemetry = FrontendTelemetry(
             lambda: len(routes.members()),
@@ -180,16 +186,19 @@ class Frontend:
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: bool(routes.members())}
         )
         self._authenticator = (
-            RemoteAuthenticator(clock, self._ask_node_about) if settings.auth == "on" else None
+            RemoteAuthenticator(clock, self._ask_node_about, self.http_callers)
+            if settings.auth == "on"
+            else None
         )
         if self._authenticator is not None:
             self._tasks.start(self._authenticator.run())
-        identify = None if self._authenticator is None else self._authenticator.identify
-        unknown_methods = UnknownMethodHandler(self.gateway.forwarder, channels, self._gate.calls, identify)
+        unknown_methods = UnknownMethodHandler(
+            self.gateway.forwarder, channels, self._gate.calls, self._authenticator
+        )
         await self._listen(settings, unknown_methods)
         self._tasks.start(self._refresher.run())
         if self._tls is not None:
-            self._tasks.start(self._tls.watch(clock))
+            self._tasks.start(self._tls.run())
 
     async def _listen(self, settings: FrontendSettings, unknown_methods: UnknownMethodHandler) -> None:
         self._grpc = server = grpc.aio.server(options=server_options())
@@ -227,9 +236,11 @@ class Frontend:
         await server.start()
         self.address = f"{host}:{port}"
 
-    async def _ask_node_about(self, authorization: str) -> cluster_pb2.AuthenticateResponse:
+    async def _ask_node_about(
+        self, request: cluster_pb2.AuthenticateRequest
+    ) -> cluster_pb2.AuthenticateResponse:
         forwarder = self.gateway.forwarder
-        body = cluster_pb2.AuthenticateRequest(authorization=authorization).SerializeToString()
+        body = request.SerializeToString()
         outcome = await forwarder.send_until_served(
             None,
             RetrySafety.ALWAYS,

@@ -18,11 +18,18 @@ from starlette.types import Receive, Scope, Send
 
 from liveness.domain.errors import LivenessError, ShuttingDown
 from liveness.http.body_reader import BodyReader, body_bytes_max
-from liveness.http.client_shares import client_of
+from liveness.http.client_shares import address_of, client_of
 from liveness.http.endpoints import EndpointTable, Match, MethodNotAllowed
 from liveness.http.errors import HttpError, from_error, from_rpc_error, http_error
 from liveness.http.event_streams import EventStreams, set_resume_token
-from liveness.http.grpc_client import GrpcClient, default_timeout_s, requested_timeout_s, unless_disconnected
+from liveness.http.grpc_client import (
+    GrpcClient,
+    HttpClient,
+    current_client,
+    default_timeout_s,
+    requested_timeout_s,
+    unless_disconnected,
+)
 from liveness.http.guard import SECURITY_HEADERS, Guard, check_content_type
 from liveness.http.json_output import json_bytes, to_json_value
 from liveness.http.static_files import StaticFile
@@ -32,6 +39,8 @@ logger = structlog.get_logger("liveness.http")
 
 EXECUTOR_BYTES_MIN = 32 * 1024
 """JSON of this size and more is parsed and written on a thread, so that heartbeats do not wait for it."""
+CLIENT_CERTIFICATE = "client_certificate"
+"""In the state of a request: the certificate that its connection showed."""
 ANY_HOST_PATHS = ("/healthz", "/readyz")
 """Paths that reveal nothing and that probes call with any Host header."""
 
@@ -88,6 +97,10 @@ class HttpApp:
             pass  # no reader is left for a response
 
     async def _handle(self, request: Request, send: Send) -> None:
+        state = request.scope.get("state", {})
+        current_client.set(
+            HttpClient(address_of(request.scope.get("client")), state.get(CLIENT_CERTIFICATE, {}))
+        )
         raw_path: bytes = request.scope["raw_path"]
         path = raw_path.decode("ascii", "replace")
         if self._closing:

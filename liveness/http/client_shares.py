@@ -6,6 +6,18 @@ import ipaddress
 from typing import Any
 
 
+def address_of(peer: Any) -> str:
+    """The address of the other end of a connection, without its port."""
+    if not peer:
+        return ""
+    host = str(peer[0])
+    try:
+        parsed = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
+
+
 def client_of(address: Any) -> str:
     """The client to which a peer's address belongs. One machine has a whole /64 of IPv6, which counts as one client."""
     if not address:

@@ -16,6 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from liveness.http.app import CLIENT_CERTIFICATE
 from liveness.http.connections import Connections, OpenConnection
 from liveness.http.errors import http_error
 from liveness.http.guard import SECURITY_HEADERS
@@ -94,6 +95,9 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._connection = self._connections.find(transport.get_extra_info("peername"))
         self._connection.set_transport(transport)
+        if (tls := transport.get_extra_info("ssl_object")) is not None:
+            # Without a certificate that was verified, it is empty.
+            self.app_state = {**self.app_state, CLIENT_CERTIFICATE: tls.getpeercert() or {}}
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:

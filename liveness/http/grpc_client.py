@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
@@ -17,6 +19,22 @@ from starlette.types import Receive
 
 from liveness.domain.errors import InvalidField
 from liveness.http.session_cookie import sessions_of
+
+DescribeCaller = Callable[[str, Mapping[str, Any]], tuple[tuple[str, bytes], ...]]
+"""Returns the metadata that tells the node from which address an HTTP request came and which certificate its client showed."""
+
+
+class HttpClient(NamedTuple):
+    """Who made a request."""
+
+    address: str = ""
+    certificate: Mapping[str, Any] = MappingProxyType({})
+    """The client certificate that TLS has verified, as `ssl` describes it; empty if there is none."""
+
+
+NO_CLIENT = HttpClient()
+current_client: ContextVar[HttpClient] = ContextVar("current_client", default=NO_CLIENT)
+"""The client whose request is being served."""
 
 TIMEOUT_HEADER = "x-timeout"
 DEFAULT_TIMEOUT_S = 30.0
@@ -38,9 +56,15 @@ _OPTIONS = (
 
 
 class GrpcClient:
-    def __init__(self, address: str, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
-        """`connect`: opens a channel, given an address and options."""
+    def __init__(
+        self,
+        address: str,
+        connect: Callable[..., Any] = grpc.aio.insecure_channel,
+        describe_caller: DescribeCaller | None = None,
+    ) -> None:
+        """`connect`: opens a channel, given an address and options. `describe_caller`: None if the node need not know."""
         self._address = address
+        self._describe_caller = describe_caller
         self._connect = connect
         self._channel = connect(address, options=_OPTIONS)
         self._callables: dict[str, Any] = {}
@@ -75,7 +99,8 @@ class GrpcClient:
         sessions = (
             ("authorization", f"Bearer {session}") for session in sessions_of(headers) if _is_ascii(session)
         )
-        return call(request, timeout=timeout_s, metadata=(*metadata, *sessions))
+        origin = () if self._describe_caller is None else self._describe_caller(*current_client.get())
+        return call(request, timeout=timeout_s, metadata=(*metadata, *sessions, *origin))
 
 
 def _is_ascii(value: str) -> bool:

@@ -29,7 +29,7 @@ from liveness.http.connections import Connections, LimitedListener, connections_
 from liveness.http.endpoints import EndpointTable, endpoints_of
 from liveness.http.errors import from_error, from_rpc_error
 from liveness.http.event_streams import STREAMS_MAX, EventStreams
-from liveness.http.grpc_client import GrpcClient
+from liveness.http.grpc_client import DescribeCaller, GrpcClient
 from liveness.http.guard import Guard
 from liveness.http.json_output import json_bytes
 from liveness.http.listen_address import ListenAddress
@@ -75,11 +75,12 @@ class HttpServer:
         connections: int | None = None,
         connect: Callable[..., Any] = grpc.aio.insecure_channel,
         ssl_context: ssl.SSLContext | None = None,
+        describe_caller: DescribeCaller | None = None,
     ) -> None:
         """`hosts`: further host names under which clients reach the server. `metrics`: None if there is no /metrics.
         `connections`: how many at most; None: as the process's descriptors allow. `connect`: opens the channel to
         `grpc_address`. `ssl_context`: None to serve plain HTTP. `asks_callers`: whether the node asks who calls; then /metrics
-        needs a credential, too."""
+        needs a credential, too. `describe_caller`: tells the node from where a request came."""
         self._asks_callers = asks_callers
         self.url = (
             listen_address.url if ssl_context is None else listen_address.url.replace("http:", "https:", 1)
@@ -89,7 +90,7 @@ class HttpServer:
         self._metrics = metrics
         self._connections = Connections(clock, connections or connections_max())
         self._tasks = BackgroundTasks("http server")
-        self._grpc_client = GrpcClient(grpc_address, connect)
+        self._grpc_client = GrpcClient(grpc_address, connect, describe_caller)
         body_reader = body_reader or BodyReader()
         sign_in = SignIn(self._grpc_client, body_reader, clock)
         path_handlers: dict[str, PathHandler] = {

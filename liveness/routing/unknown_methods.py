@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
 
 import grpc
 
-from liveness.domain.errors import LivenessError
+from liveness.domain.errors import LivenessError, Unauthenticated
 from liveness.routing import rpc_failures
 from liveness.routing.channels import ChannelPool
 from liveness.routing.forwarding import TARGET_NODE_HEADER, Forwarder, caller_metadata, metadata_for_caller
 from liveness.rpc.calls_in_flight import CallsInFlight
-from liveness.security.authentication import CallContext
-from liveness.security.principal import Caller, current_caller
+from liveness.security.authentication import CallerRegistry
+from liveness.security.principal import current_caller
+from liveness.security.revocation import until_revoked
 
 PACKAGE = "/liveness.v1."
 INTERNAL_SERVICE = "/liveness.v1.ClusterService/"
@@ -27,13 +28,13 @@ class UnknownMethodHandler(grpc.GenericRpcHandler):
         forwarder: Forwarder,
         channels: ChannelPool,
         calls: CallsInFlight,
-        identify: Callable[[CallContext], Awaitable[Caller]] | None = None,
+        authentication: CallerRegistry | None = None,
     ) -> None:
-        """`identify`: says who calls, or refuses; None if callers are not asked. The node decides what a caller may do."""
+        """`authentication`: says who calls, or refuses; None if callers are not asked. The node decides what a caller may do."""
         self._forwarder = forwarder
         self._channels = channels
         self._calls = calls
-        self._identify = identify
+        self._authentication = authentication
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
@@ -54,26 +55,39 @@ class UnknownMethodHandler(grpc.GenericRpcHandler):
     async def _forward(
         self, path: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
+        authentication = self._authentication
         try:
-            if self._identify is not None:
-                current_caller.set(await self._identify(context))
+            caller = None if authentication is None else await authentication.identify(context)
+            current_caller.set(caller)
             owner = self._forwarder.next_owner(None, None, None)
             if owner is None:
                 raise self._forwarder.unavailable_error(None)
         except LivenessError as error:
-            failure = rpc_failures.from_error(error)
-            await context.abort(failure.code, failure.message, trailing_metadata=failure.trailing_metadata)
+            await _abort(context, error)
         call = self._channels.channel_for(owner.address).stream(path)(
             requests,
             timeout=context.time_remaining(),
             metadata=(*caller_metadata(context.invocation_metadata()), (TARGET_NODE_HEADER, owner.node_id)),
         )
         try:
-            async for message in call:
+            answers = (
+                call
+                if authentication is None or caller is None
+                else until_revoked(authentication, call, caller)
+            )
+            async for message in answers:
                 yield message
             context.set_trailing_metadata(metadata_for_caller(tuple(await call.trailing_metadata())))
         except grpc.aio.AioRpcError as error:
             trailing_metadata = metadata_for_caller(tuple(error.trailing_metadata() or ()))
             await context.abort(error.code(), error.details() or "", trailing_metadata=trailing_metadata)
+        except Unauthenticated as error:
+            await _abort(context, error)
         finally:
             call.cancel()
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: LivenessError) -> NoReturn:
+    failure = rpc_failures.from_error(error)
+    await context.abort(failure.code, failure.message, trailing_metadata=failure.trailing_metadata)
+    raise AssertionError("abort raises")

@@ -40,10 +40,11 @@ NAME_CHARS_MAX = 200
 TEXT_CHARS_MAX = 1_000
 
 OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
+SIGN_INS = frozenset({"AdminService/CreateSession", "AdminService/EndSession"})
 TARGET_FIELDS = (
     "worker_instance_key", "filter", "all", "limit", "task_id", "id", "token_id", "principal", "grants", "lifetime",
     "set", "unset", "task_queue", "since", "events", "workflow_id", "run_id", "activity_id", "states", "build_id",
-    "host_name", "key_prefix", "seconds", "nanos",
+    "host_name", "key_prefix", "seconds", "nanos", "everywhere",
 )  # fmt: skip
 """The fields of requests that are recorded. A field that is not listed is left out, since it may hold a payload."""
 
@@ -56,11 +57,16 @@ class AuditStore(Protocol):
 
 
 def is_change_by_operators(method: MethodDescriptor) -> bool:
-    """Whether a call is recorded: it needs an operator or an admin, and does not only read, as a GET in HTTP does."""
+    """Whether a call is a change by an operator: it needs an operator or an admin, and does not only read, as a GET in HTTP does."""
     if not access_rule(method).roles <= OPERATORS:
         return False
     rule: HttpRule = method.GetOptions().Extensions[annotations_pb2.http]  # type: ignore[index]
     return not rule.get
+
+
+def is_audited(method: MethodDescriptor) -> bool:
+    """Whether a call is recorded: a change by an operator or an admin, or a person who signs in or out."""
+    return is_change_by_operators(method) or f"{method.containing_service.name}/{method.name}" in SIGN_INS
 
 
 def plain(text: str, chars_max: int = NAME_CHARS_MAX) -> str:

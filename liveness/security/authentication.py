@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from liveness.clock import Clock
 from liveness.domain.errors import Unauthenticated
 from liveness.security.grant_rules import CERTIFICATE_CLAIM, GrantRule, grants_for
+from liveness.security.http_callers import HttpCallers, first_name
 from liveness.security.jwt_verifier import JwtVerifier, looks_like_jwt
 from liveness.security.principal import (
     AUTHORIZATION_HEADER,
@@ -54,9 +55,11 @@ class OpenStream:
 class CallerRegistry(ABC):
     """Remembers who a header belongs to, and which streams are open."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, http_callers: HttpCallers | None = None) -> None:
+        """`http_callers`: says whose certificate a call that came over HTTP showed."""
         self._clock = clock
         self._now_ms = clock.wall_ms
+        self._http_callers = http_callers
         self._callers: dict[str, tuple[Caller, int]] = {}
         self._streams: set[OpenStream] = set()
 
@@ -77,6 +80,15 @@ class CallerRegistry(ABC):
 
     async def identify(self, context: CallContext) -> Caller:
         return self.known(context.invocation_metadata()) or await self.authenticate(context)
+
+    def certificate_of(self, context: CallContext) -> str | None:
+        """The name in the client certificate with which the call came; None if there is none."""
+        if self._http_callers is not None:
+            http_caller = self._http_callers.caller_of(context.invocation_metadata())
+            if http_caller is not None:
+                # The certificate of the connection is then that of this process.
+                return http_caller.certificate or None
+        return certificate_name(context.auth_context())
 
     def remember(self, header: str, caller: Caller, until_wall_ms: int) -> None:
         """At the end of the hour the caller is forgotten, too, because its use is counted by the hour (`noted_hosts`)."""
@@ -109,8 +121,9 @@ class Authenticator(CallerRegistry):
         tokens: TokenTable,
         verifier: JwtVerifier | None = None,
         certificate_rules: Iterable[GrantRule] = (),
+        http_callers: HttpCallers | None = None,
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, http_callers)
         self.tokens = tokens
         self._verifier = verifier
         self._certificate_rules = tuple(rule for rule in certificate_rules if rule.claim == CERTIFICATE_CLAIM)
@@ -123,13 +136,26 @@ class Authenticator(CallerRegistry):
         header = authorization_of(context.invocation_metadata())
         if header is not None:
             return self.authenticate_header(header)
-        caller = self._certificate_caller(context.auth_context())
-        if caller is None:
+        name = self.certificate_of(context)
+        if name is None:
             raise Unauthenticated
-        return caller
+        return self.authenticate_certificate(name)
 
     def identify_header(self, header: str) -> Caller:
         return self.known_header(header) or self.authenticate_header(header)
+
+    def authenticate_certificate(self, name: str) -> Caller:
+        """`name`: that in a certificate which this server or a frontend has verified."""
+        if not self._certificate_rules:
+            raise Unauthenticated
+        caller = self._certificate_callers.get(name)
+        if caller is None:
+            grants = grants_for(self._certificate_rules, {CERTIFICATE_CLAIM: name})
+            caller = Caller(Principal(CERTIFICATE_PREFIX + name, grants, CERTIFICATE, name))
+            if len(self._certificate_callers) >= CACHE_ENTRIES_MAX:
+                self._certificate_callers.clear()
+            self._certificate_callers[name] = caller
+        return caller
 
     def authenticate_header(self, header: str) -> Caller:
         principal = self._verify(header)
@@ -146,21 +172,6 @@ class Authenticator(CallerRegistry):
         if self._verifier is None:
             raise Unauthenticated(why=INVALID_TOKEN)
         return self._verifier.verify(credential)
-
-    def _certificate_caller(self, auth_context: Mapping[str, Iterable[bytes]]) -> Caller | None:
-        if not self._certificate_rules:
-            return None
-        name = certificate_name(auth_context)
-        if name is None:
-            return None
-        caller = self._certificate_callers.get(name)
-        if caller is None:
-            grants = grants_for(self._certificate_rules, {CERTIFICATE_CLAIM: name})
-            caller = Caller(Principal(CERTIFICATE_PREFIX + name, grants, CERTIFICATE, name))
-            if len(self._certificate_callers) >= CACHE_ENTRIES_MAX:
-                self._certificate_callers.clear()
-            self._certificate_callers[name] = caller
-        return caller
 
     def end_expired_streams(self) -> None:
         """Credentials expire without a change of the tokens or keys."""
@@ -197,11 +208,4 @@ def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> str | None:
     """The URI among the alternative names of a verified client certificate, otherwise its common name."""
     names = [*auth_context.get("x509_subject_alternative_name", ())]
     uris = [name for name in names if b"://" in name]
-    for name in (*uris, *auth_context.get("x509_common_name", ())):
-        try:
-            text = name.decode()
-        except UnicodeDecodeError:
-            continue
-        if text and text.isprintable():
-            return text
-    return None
+    return first_name((*uris, *auth_context.get("x509_common_name", ())))

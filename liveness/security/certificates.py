@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from liveness.security.tls import FRONTEND_URI, NODE_URI
+from liveness.security.peer_certificates import FRONTEND_URI, NODE_URI
 from liveness.templated_error import TemplatedError
 
 AUTHORITY_DAYS = 3_650

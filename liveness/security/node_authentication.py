@@ -7,12 +7,15 @@ from liveness.clock import Clock
 from liveness.config.settings import Settings
 from liveness.security.authentication import Authenticator
 from liveness.security.grant_rules import CERTIFICATE_CLAIM, parse_grant_rule
+from liveness.security.http_callers import HttpCallers
 from liveness.security.jwt_verifier import JwtConfig, JwtVerifier, KeySet
 from liveness.security.token_table import TokenStore, TokenTable
 
 
 class NodeAuthentication:
-    def __init__(self, settings: Settings, store: TokenStore, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, store: TokenStore, clock: Clock, http_callers: HttpCallers | None = None
+    ) -> None:
         self.tokens = TokenTable(store, clock)
         rules = tuple(
             rule for text in settings.auth_jwt_grants if (rule := parse_grant_rule(text)) is not None
@@ -28,7 +31,7 @@ class NodeAuthentication:
                 tuple(rule for rule in rules if rule.claim != CERTIFICATE_CLAIM),
             )
             verifier = JwtVerifier(config, self.keys, clock)
-        self.authenticator = Authenticator(clock, self.tokens, verifier, rules)
+        self.authenticator = Authenticator(clock, self.tokens, verifier, rules, http_callers)
         if self.keys is not None:
             self.keys.on_change = self.authenticator.recheck
 

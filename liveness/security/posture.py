@@ -6,6 +6,14 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from liveness.templated_error import TemplatedError
+
+
+class ExposedListeners(TemplatedError):
+    template = "{detail}"
+
+    detail: str
+
 
 class Listener(NamedTuple):
     setting: str
@@ -61,6 +69,12 @@ def refusal(exposed: Sequence[Exposed]) -> str:
 def has_tls(settings: object) -> bool:
     """Whether TLS is configured. The settings may be those of a version or program without TLS."""
     return bool(getattr(settings, "tls_cert_file", "") and getattr(settings, "tls_key_file", ""))
+
+
+def require_protection(settings: object) -> None:
+    """Raises `ExposedListeners` if a server or frontend with these settings must not start."""
+    if (why := check_posture(settings)) is not None:
+        raise ExposedListeners(detail=why)
 
 
 def check_posture(settings: object) -> str | None:

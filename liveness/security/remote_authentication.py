@@ -8,16 +8,25 @@ from typing import NamedTuple
 
 from liveness.clock import Clock
 from liveness.domain.errors import LivenessError, Unauthenticated
-from liveness.security.authentication import CallContext, CallerRegistry, authorization_of
+from liveness.security.authentication import (
+    CACHE_ENTRIES_MAX,
+    CallContext,
+    CallerRegistry,
+    authorization_of,
+)
 from liveness.security.grants import parse_grants
+from liveness.security.http_callers import HttpCallers
 from liveness.security.principal import Caller, Principal
-from liveness.v1.cluster_pb2 import AuthenticateResponse
+from liveness.v1.cluster_pb2 import AuthenticateRequest, AuthenticateResponse
 
 REMEMBERED_MS = 500
 """Together with the half second after which a node knows, a token that was revoked is refused within a second."""
 
-AskNode = Callable[[str], Awaitable[AuthenticateResponse]]
-"""Asks a node about an authorization header. Raises `Unauthenticated`, or another error if no node answers."""
+QUESTIONS_MAX = 50
+"""So many credentials of open streams are asked about at once, so that thousands are asked about within a second."""
+
+AskNode = Callable[[AuthenticateRequest], Awaitable[AuthenticateResponse]]
+"""Asks a node about a credential. Raises `Unauthenticated`, or another error if no node answers."""
 
 
 class _Question(NamedTuple):
@@ -28,16 +37,21 @@ class _Question(NamedTuple):
 
 
 class RemoteAuthenticator(CallerRegistry):
-    def __init__(self, clock: Clock, ask_node: AskNode) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: Clock, ask_node: AskNode, http_callers: HttpCallers | None = None) -> None:
+        super().__init__(clock, http_callers)
         self._ask_node = ask_node
         self._questions: dict[str, _Question] = {}
+        self._by_certificate: dict[str, tuple[Caller, int]] = {}
+        """Who a name in a certificate belongs to, and until when that is remembered."""
 
     async def authenticate(self, context: CallContext) -> Caller:
         header = authorization_of(context.invocation_metadata())
-        if header is None:
+        if header is not None:
+            return await self._authenticate_once(header)
+        name = self.certificate_of(context)
+        if name is None:
             raise Unauthenticated
-        return await self._authenticate_once(header)
+        return await self._authenticate_certificate(name)
 
     async def _authenticate_once(self, header: str) -> Caller:
         """Calls that come while a node is asked about the same header share the answer: a busy client has hundreds of calls
@@ -60,31 +74,49 @@ class RemoteAuthenticator(CallerRegistry):
 
     async def _authenticate_header(self, header: str) -> Caller:
         asked_wall_ms = self._clock.wall_ms()
-        answer = await self._ask_node(header)
-        principal = Principal(
+        caller = Caller(await self._ask(AuthenticateRequest(authorization=header)), header)
+        # From the question on: the node may have answered long before the answer arrived.
+        self.remember(header, caller, asked_wall_ms + REMEMBERED_MS)
+        return caller
+
+    async def _authenticate_certificate(self, name: str) -> Caller:
+        asked_wall_ms = self._clock.wall_ms()
+        known = self._by_certificate.get(name)
+        if known is not None and asked_wall_ms < known[1]:
+            return known[0]
+        caller = Caller(await self._ask(AuthenticateRequest(certificate=name)))
+        if len(self._by_certificate) >= CACHE_ENTRIES_MAX:
+            self._by_certificate.clear()
+        self._by_certificate[name] = caller, asked_wall_ms + REMEMBERED_MS
+        return caller
+
+    async def _ask(self, request: AuthenticateRequest) -> Principal:
+        answer = await self._ask_node(request)
+        return Principal(
             answer.principal,
             parse_grants(" ".join(answer.grants)),
             answer.credential,
             answer.credential_id,
             answer.expires_wall_ms,
         )
-        caller = Caller(principal, header)
-        # From the question on: the node may have answered long before the answer arrived.
-        self.remember(header, caller, asked_wall_ms + REMEMBERED_MS)
-        return caller
 
     async def run(self) -> None:
         """End streams whose caller's credential is not valid any more."""
         while True:
             await self._clock.sleep(REMEMBERED_MS)
-            by_header = {stream.caller.authorization: stream for stream in self.open_streams()}
-            for header in by_header:
-                try:
-                    await self._authenticate_header(header)
-                except Unauthenticated:
-                    self._revoke(header)
-                except LivenessError:
-                    pass  # no node can be asked; streams stay as they are until one can
+            # A caller with a certificate has no header; its certificate was verified for as long as its connection lasts.
+            headers = {stream.caller.authorization for stream in self.open_streams()} - {""}
+            questions = asyncio.Semaphore(QUESTIONS_MAX)
+            await asyncio.gather(*(self._recheck(header, questions) for header in headers))
+
+    async def _recheck(self, header: str, questions: asyncio.Semaphore) -> None:
+        async with questions:
+            try:
+                await self._authenticate_header(header)
+            except Unauthenticated:
+                self._revoke(header)
+            except LivenessError:
+                pass  # no node can be asked; streams stay as they are until one can
 
     def _revoke(self, header: str) -> None:
         for stream in self.open_streams():

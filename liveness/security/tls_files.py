@@ -1,4 +1,4 @@
-"""Load the certificate, key and client CA of a listener from their files, and say in one sentence what is wrong with them."""
+"""Load a certificate, its key and the CA of the other end from their files, and say in one sentence what is wrong with them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_tls_files(paths: TlsPaths) -> TlsFiles:
     return TlsFiles(
         cert_chain=_read("certificate", paths.cert_file),
         private_key=_read("key", paths.key_file),
-        client_ca=None if paths.client_ca_file is None else _read("client CA", paths.client_ca_file),
+        client_ca=None if paths.client_ca_file is None else _read(paths.ca_kind, paths.client_ca_file),
     )
 
 
@@ -63,7 +63,7 @@ def check_tls_files(paths: TlsPaths, files: TlsFiles, now_wall_ms: int) -> Liste
             detail=f"the certificate in {paths.cert_file} is not valid before {begins}; check this machine's clock"
         )
     if paths.client_ca_file is not None:
-        _parse_certificates("client CA", paths.client_ca_file, files.client_ca or b"")
+        _parse_certificates(paths.ca_kind, paths.client_ca_file, files.client_ca or b"")
     return ListenerCertificate(
         files=files,
         server_name=_server_name(certificate),

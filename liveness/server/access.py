@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
-from liveness.domain.errors import LivenessError, MalformedRequest, Unauthenticated
+from liveness.domain.errors import LivenessError, MalformedRequest
+from liveness.routing.routing_rules import rule_of
 from liveness.rpc.call_metadata import metadata_of
 from liveness.rpc.status import status_of
-from liveness.security.authentication import CallContext, Metadata, OpenStream
+from liveness.security.authentication import CallContext, Metadata
 from liveness.security.authorization import access_rule, authorize, authorize_worker, denied_items
-from liveness.security.principal import INVALID_TOKEN, Caller, Principal, current_caller
+from liveness.security.principal import Caller, Principal, current_caller
 from liveness.security.redaction import has_redacted_fields, redact
 from liveness.security.refused_request import RefusedRequest
+from liveness.security.revocation import StreamRegistry, unless_revoked, until_revoked
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest, RecordWorkerHeartbeatsResponse
 
 
-class Authentication(Protocol):
+class Authentication(StreamRegistry, Protocol):
     def known(self, metadata: Metadata) -> Caller | None: ...
 
     async def authenticate(self, context: CallContext) -> Caller: ...
-
-    def open_stream(self, caller: Caller) -> OpenStream: ...
-
-    def close_stream(self, stream: OpenStream) -> None: ...
 
 
 class MethodGuard:
@@ -39,6 +36,8 @@ class MethodGuard:
         self.known = authentication.known
         self.authenticate = authentication.authenticate
         self._redacts = has_redacted_fields(method.output_type)
+        self.may_wait_long = rule_of(method.containing_service.name, method.name).wait_ms_max > 0
+        """Whether its calls are long polls, which end with the caller's credential as streams do."""
 
     async def identify(self, context: CallContext) -> Caller:
         """Returns the caller, which handlers find in `current_caller`."""
@@ -60,31 +59,13 @@ class MethodGuard:
             redact(answer, principal)
         return answer
 
-    # -- streams
+    # -- streams and long polls
 
-    async def until_revoked(self, messages: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
-        """The messages until the caller's credential is not valid any more."""
-        stream = self._authentication.open_stream(caller)
-        iterator = aiter(messages)
-        waiting: asyncio.Future[Any] | None = None
-        try:
-            while True:
-                waiting = asyncio.ensure_future(anext(iterator))
-                await asyncio.wait({waiting, stream.revoked}, return_when=asyncio.FIRST_COMPLETED)
-                if not waiting.done():
-                    raise Unauthenticated(why=INVALID_TOKEN)
-                try:
-                    yield waiting.result()
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._authentication.close_stream(stream)
-            if waiting is not None:
-                waiting.cancel()
-                # Also if it was done: how a stream ended whose caller hung up at the same time is nobody's concern.
-                await asyncio.gather(waiting, return_exceptions=True)
-            if (close := getattr(iterator, "aclose", None)) is not None:
-                await close()
+    def unless_revoked(self, serving: Coroutine[Any, Any, Any], caller: Caller) -> Awaitable[Any]:
+        return unless_revoked(self._authentication, serving, caller)
+
+    def until_revoked(self, messages: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
+        return until_revoked(self._authentication, messages, caller)
 
     async def checked(self, requests: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
         """The requests of an Attach stream; those that the caller may not make become a `RefusedRequest`."""

@@ -210,5 +210,5 @@ class ActivityService:
     async def retry_activity(self, request: pb.RetryActivityRequest) -> pb.RetryActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
         with self._counting_refusals(key.namespace):
-            activity = await self._ownership.retry(key)
+            activity = await self._ownership.retry(key, caller_name())
         return pb.RetryActivityResponse(state=wire.state_number(activity))

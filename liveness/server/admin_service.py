@@ -20,6 +20,7 @@ from liveness.engine.node import Node
 from liveness.engine.policies import ALL_NAMESPACES
 from liveness.security.authorization import require_loaded
 from liveness.security.grants import Role
+from liveness.security.principal import caller_name
 from liveness.security.token_table import TokenTable
 from liveness.server import tokens, wire
 from liveness.server.all_nodes import CALL_TIMEOUT_S, AllNodes, ResponseT, is_local_only
@@ -75,8 +76,9 @@ class AdminService:
         key = wire.worker_key(request.namespace, request.worker_instance_key)
         shard = self._node.shard(*key)
         policy = self._node.policies.of(key.namespace)
+        reason = text("reason", request.reason)
         worker, moved = shard.deactivate(
-            key, Deactivate(InactiveReason.FORCED, text("reason", request.reason), policy)
+            key, Deactivate(InactiveReason.FORCED, reason, policy, by=caller_name())
         )
         await self._node.wait_durable(shard)
         return admin_pb2.ExpireWorkerResponse(state=worker.state, rescheduled_activities=moved)  # type: ignore[arg-type]
@@ -85,7 +87,7 @@ class AdminService:
         key = wire.worker_key(request.namespace, request.worker_instance_key)
         shard = self._node.shard(*key)
         policy = self._node.policies.of(key.namespace)
-        worker = shard.forget(key, policy, text("reason", request.reason))
+        worker = shard.forget(key, policy, text("reason", request.reason), caller_name())
         await self._node.wait_durable(shard)
         return admin_pb2.ForgetWorkerResponse(previous_state=worker.state, lease_epoch=worker.epoch)  # type: ignore[arg-type]
 
@@ -127,9 +129,8 @@ class AdminService:
                 policies.check_default(overrides)
             if overrides != policies.overrides(namespace):
                 shard = node.shard(namespace, "")
-                shard.change_config(
-                    namespace, ConfigChanged(set=changed, unset=unset, reason=reason), overrides
-                )
+                event = ConfigChanged(set=changed, unset=unset, reason=reason, by=caller_name())
+                shard.change_config(namespace, event, overrides)
                 await node.wait_durable(shard)
                 policies.replace(namespace, overrides)
                 node.policy_changed()
@@ -148,8 +149,9 @@ class AdminService:
             if not is_local_only.get():
                 await self._set_config(request.namespace, {"paused": 1}, (), reason)
             return admin_pb2.PauseWorkersResponse(changed=changed)
+        by = caller_name()
         changed = await self._orders_handlers.apply_order(
-            request, lambda worker: worker_control.pause(worker, reason)
+            request, lambda worker: worker_control.pause(worker, reason, by)
         )
         if scope == "filter":
             changed += await self._count_changed_by_other_nodes("PauseWorkers", request)
@@ -172,7 +174,10 @@ class AdminService:
             effective, _ = await self._set_config(request.namespace, {}, ("paused",))
             if effective.paused:  # the default for all namespaces is paused
                 await self._set_config(request.namespace, {"paused": 0}, ())
-        changed = await self._orders_handlers.apply_order(request, worker_control.resume)
+        by = caller_name()
+        changed = await self._orders_handlers.apply_order(
+            request, lambda worker: worker_control.resume(worker, by)
+        )
         if scope != "worker_instance_key":
             changed += await self._count_changed_by_other_nodes("ResumeWorkers", request)
         if paused:

@@ -100,7 +100,11 @@ class ClusterService:
     async def authenticate(self, request: pb.AuthenticateRequest) -> pb.AuthenticateResponse:
         if self._authenticator is None:
             raise Unauthenticated(why="this node asks nobody; set auth to on")
-        principal = self._authenticator.identify_header(request.authorization).principal
+        principal = (
+            self._authenticator.authenticate_certificate(request.certificate)
+            if request.certificate and not request.authorization
+            else self._authenticator.identify_header(request.authorization)
+        ).principal
         return pb.AuthenticateResponse(
             principal=principal.name,
             grants=map(str, principal.grants),

@@ -179,7 +179,10 @@ def _make_unary(
             authorize(caller.principal, guard.rule, request)
             if guard.rule.is_batch and (split := guard.split_batch(caller, request)) is not None:
                 return await serve_split(split, context)
-            answer = await serve_call(request, context)
+            if guard.may_wait_long:
+                answer = await guard.unless_revoked(serve_call(request, context), caller)
+            else:
+                answer = await serve_call(request, context)
             return answer if isinstance(answer, bytes) else guard.redact(answer, caller.principal)
         except InvalidRequest as error:
             await _abort(context, error)

@@ -11,6 +11,7 @@ from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker, WorkerState
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
+from liveness.security.principal import caller_name
 from liveness.server import wire
 from liveness.server.validation import duration_ms, require_identifier, text
 from liveness.store.api import WorkerFilter
@@ -79,7 +80,7 @@ class OrdersHandlers:
         worker = shard.describe(key)
         # With a limit of 0 the drain ends at the next tick.
         deadline_ms = max(1, shard.now_ms() + limit_ms)
-        shard.change_worker(key, worker_control.drain(key, worker, reason, deadline_ms))
+        shard.change_worker(key, worker_control.drain(key, worker, reason, deadline_ms, caller_name()))
         await self._node.wait_durable(shard)
         return len(worker.bindings)
 

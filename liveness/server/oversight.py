@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 from liveness.domain.errors import (
     Denied,
     LivenessError,
+    NotForwarded,
     PermissionDenied,
     Refused,
     ShardMoved,
@@ -32,7 +33,8 @@ from liveness.routing.forwarding import CALLER_ADDRESS_HEADER, is_local_only
 from liveness.rpc.call_metadata import metadata_of
 from liveness.rpc.status import code_of
 from liveness.rpc_details import parse_details
-from liveness.security.audit import OK, AuditLog, is_change_by_operators, plain, serving_principal
+from liveness.security.audit import OK, AuditLog, is_audited, plain, serving_principal
+from liveness.security.http_callers import HttpCallers
 from liveness.security.principal import TOKEN, Caller, Principal, caller_address
 from liveness.security.principal_limits import PrincipalLimits
 from liveness.security.suspicion import SuspicionCounters
@@ -57,14 +59,17 @@ class Oversight:
         *,
         limits_anonymous: bool = False,
         is_cluster_port: bool = False,
+        http_callers: HttpCallers | None = None,
     ) -> None:
         """`audit`: None in a frontend; nodes record what it forwards. `limits_anonymous`: limit callers that are not asked who
-        they are by their address. `is_cluster_port`: calls were forwarded by nodes and frontends, whose metadata is believed."""
+        they are by their address. `is_cluster_port`: calls were forwarded by nodes and frontends, whose metadata is believed. `http_callers`: says who
+        made a call that came over HTTP."""
         self.suspicion = suspicion
         self.limits = limits
         self.audit = audit
         self.limits_anonymous = limits_anonymous and limits is not None
         self.is_cluster_port = is_cluster_port
+        self.http_callers = http_callers
 
     def for_cluster_port(self) -> Oversight:
         """The same for calls that other nodes and frontends have forwarded."""
@@ -75,6 +80,10 @@ class Oversight:
             limits_anonymous=self.limits_anonymous,
             is_cluster_port=True,
         )
+
+    def note_refused_peer(self, peer: str) -> None:
+        """Count a caller of the cluster's port that is neither a node nor a frontend, or does what it may not do."""
+        self.suspicion.count_cluster_port_refusal(host_of(peer))
 
     def method(self, descriptor: MethodDescriptor) -> MethodOversight:
         return MethodOversight(self, descriptor)
@@ -87,8 +96,9 @@ class MethodOversight:
         self._audit = oversight.audit
         self._limits_anonymous = oversight.limits_anonymous
         self._is_cluster_port = oversight.is_cluster_port
+        self._http_callers = oversight.http_callers
         self._method = f"{descriptor.containing_service.name}/{descriptor.name}"
-        self.is_audited = is_change_by_operators(descriptor)
+        self.is_audited = is_audited(descriptor)
 
     # -- before the call
 
@@ -96,11 +106,14 @@ class MethodOversight:
         """Refuse a call above the principal's limits. A call that was forwarded was counted where it arrived."""
         if self._is_cluster_port:
             return
-        principal = caller.principal
-        if (host := host_of(context.peer())) not in caller.noted_hosts:
+        peer = context.peer()
+        host = host_of(peer)
+        if host == LOCAL:
+            host = self._origin(context)  # HTTP of a server with TLS comes by a socket of its own
+        if host not in caller.noted_hosts:
             self._note_host(caller, host)
         if self._limits is not None:
-            self._limits.admit(principal.name, request_bytes.get())
+            self._limits.admit(caller.principal.name, request_bytes.get(), peer)
 
     def _note_host(self, caller: Caller, host: str) -> None:
         """Count from where a token is used. What was counted is remembered with the caller, for the hour at most."""
@@ -113,10 +126,10 @@ class MethodOversight:
     def admit_anonymous(self, context: Any) -> None:
         """The same for a caller that is not asked who it is."""
         if self._limits_anonymous and not self._is_cluster_port:
-            address = host_of(context.peer())
+            address = self._origin(context)
             if not is_loopback_host(address):
                 assert self._limits is not None
-                self._limits.admit(address, request_bytes.get())
+                self._limits.admit(address, request_bytes.get(), context.peer())
 
     def open_stream(self, caller: Caller | None, context: Any) -> AbstractContextManager[None]:
         """Count a stream for as long as it is open, or refuse it."""
@@ -124,8 +137,7 @@ class MethodOversight:
             return nullcontext()
         if caller is not None:
             return self._limits.open_stream(caller.principal.name)
-        address = host_of(context.peer())
-        if not self._limits_anonymous or is_loopback_host(address):
+        if not self._limits_anonymous or is_loopback_host(address := self._origin(context)):
             return nullcontext()
         return self._limits.open_stream(address)
 
@@ -167,6 +179,8 @@ class MethodOversight:
             self._suspicion.count_failed_sign_in(address)
             # Nobody knows the caller, so that the namespace that it names says nothing.
             self._count_denied(None, address, "", error, 1)
+        elif isinstance(error, NotForwarded):
+            self._suspicion.count_cluster_port_refusal(host_of(context.peer()))
         elif isinstance(error, Denied | Refused):
             namespace = getattr(request, "namespace", "")
             self._suspicion.count_reasons(_name(), namespace, (error.reason,))
@@ -189,11 +203,16 @@ class MethodOversight:
             self._count_denied(serving_principal(), self._origin(context), namespace, Denied(), 1)
 
     def _origin(self, context: Any) -> str:
-        """From where the call came to the cluster. Of a forwarded call, the node or frontend where it arrived says so."""
+        """From where the call came to the cluster. Of a forwarded call, the node or frontend where it arrived says so; of one over
+        HTTP, the HTTP server in this process does."""
         if self._is_cluster_port:
             for name, value in metadata_of(context):
                 if name == CALLER_ADDRESS_HEADER and isinstance(value, str):
                     return plain(value)
+        elif self._http_callers is not None:
+            caller = self._http_callers.caller_of(metadata_of(context))
+            if caller is not None:
+                return caller.address
         return host_of(context.peer())
 
     def _count_denied(

@@ -6,7 +6,7 @@ may not take part in what nodes agree upon among themselves. Without TLS, which 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -17,7 +17,7 @@ from liveness.clock import Clock
 from liveness.domain.errors import PeerNotAllowed
 from liveness.rpc.status import code_of, status_of
 from liveness.rpc_details import DETAILS_KEY
-from liveness.security.tls import FRONTEND_URI, NODE_URI, peer_uris
+from liveness.security.peer_certificates import FRONTEND_URI, NODE_URI, peer_uris
 
 logger = structlog.get_logger("liveness.server")
 
@@ -30,8 +30,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PeerGuard:
     """The cluster's listener, as far as services are registered with it: it refuses peers before their calls are served."""
 
-    def __init__(self, server: grpc.aio.Server, clock: Clock) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, clock: Clock, on_refused: Callable[[str], None] = lambda peer: None
+    ) -> None:
+        """`on_refused`: called with the address of a peer that was refused."""
         self._server = server
+        self._on_refused = on_refused
         self._warning = RepeatedWarning(logger, "a peer was refused on the cluster's port", clock)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
@@ -45,6 +49,7 @@ class PeerGuard:
         if is_frontend and (not method.startswith(BETWEEN_NODES) or method in FRONTEND_METHODS):
             return
         error = PeerNotAllowed(kind="frontend" if is_frontend else "stranger", method=method)
+        self._on_refused(context.peer())
         self._warning.warn(peer=context.peer(), kind=error.kind, method=method)
         details = ((DETAILS_KEY, status_of(error).SerializeToString()),)
         await context.abort(code_of(error), str(error), trailing_metadata=details)

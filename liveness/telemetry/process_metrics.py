@@ -106,7 +106,7 @@ CALL_METRICS: tuple[Metric[ProcessTelemetry], ...] = (
 SECURITY_METRICS: tuple[Metric[ProcessTelemetry], ...] = (
     CounterMetric(
         "liveness_refused_total",
-        "Calls and streams that were refused because their principal exceeds its limits: calls, bytes, streams.",
+        "Calls and streams that were refused because their principal exceeds its limits: calls, bytes, streams, connections.",
         ("reason",),
         lambda telemetry: (((reason,), count) for reason, count in telemetry.limits.refused.items()),
     ),

@@ -27,16 +27,20 @@ class AuthenticateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AUTHORIZATION_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
     authorization: _builtins.str
     """The authorization header as it came."""
+    certificate: _builtins.str
+    """Without a header: the name in the client certificate that the frontend has verified."""
     def __init__(
         self,
         *,
         authorization: _builtins.str = ...,
+        certificate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorization", b"authorization"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorization", b"authorization", "certificate", b"certificate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ export function dataOf(event) {
 }
 
 const activity = (event, data) => activityName({ ...data, workflow_id: event.workflow_id });
+const by = (data) => (data.by ? ` by ${data.by}` : '');
 const because = (reason) => (reason ? `: ${reason}` : '');
 const holding = (data) => (data.bindings?.length ? `, holding ${counted(data.bindings.length, 'activity', 'activities')}` : '');
 const lease = (data) => `lease ${data.epoch} for ${showDuration(data.granted_ms)}`;
@@ -26,14 +27,14 @@ const SENTENCES = {
   ActivityHanded: (e, d) => `was handed ${activityName(d.activity)}, attempt ${d.activity.attempt}`,
   BindingsEnded: (e, d) =>
     `${d.taken ? 'was told to stop' : 'is done with'} ${d.ids.length === 1 ? activityName(d.ids[0]) : counted(d.ids.length, 'activity', 'activities')}`,
-  WorkerPaused: (e, d) => `was paused${because(d.reason)}`,
-  WorkerResumed: () => 'was resumed',
-  DrainBegun: (e, d) => `is being drained${because(d.reason)}`,
+  WorkerPaused: (e, d) => `was paused${by(d)}${because(d.reason)}`,
+  WorkerResumed: (e, d) => `was resumed${by(d)}`,
+  DrainBegun: (e, d) => `is being drained${by(d)}${because(d.reason)}`,
   DisconnectGraceGranted: (e, d) => `may be without a stream for ${showDuration(d.grace_ms)}`,
   WorkerDescribed: () => 'changed its description',
-  WorkerDeactivated: (e, d) => `became inactive: ${inactiveReason(d.reason)}${d.detail ? ` (${d.detail})` : ''}`,
+  WorkerDeactivated: (e, d) => `became inactive: ${inactiveReason(d.reason)}${by(d)}${d.detail ? ` (${d.detail})` : ''}`,
   WorkerCleanedUp: () => 'was cleaned up; its key is closed',
-  WorkerForgotten: () => 'was forgotten; its key is free again',
+  WorkerForgotten: (e, d) => `was forgotten${by(d)}; its key is free again`,
   ActivityScheduled: (e, d) => `${activity(e, d)} was scheduled on ${d.task_queue}`,
   ActivityStarted: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was handed to ${d.worker}`,
   ActivityCompleted: (e, d) => `${activity(e, d)} was completed by ${d.worker}`,
@@ -43,10 +44,10 @@ const SENTENCES = {
   ActivityCancelled: (e, d) => `${activity(e, d)} was cancelled${because(d.reason)}`,
   ActivityCancelRequested: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was taken from ${d.worker}`,
   ActivityReleased: (e, d) => `${activity(e, d)} is on its way to another engine`,
-  ActivityMadeAvailable: (e, d) => `${activity(e, d)} ${d.fresh ? 'was given a fresh start' : 'is available'} as attempt ${d.attempt}`,
+  ActivityMadeAvailable: (e, d) => `${activity(e, d)} ${d.fresh ? `was given a fresh start${by(d)}` : 'is available'} as attempt ${d.attempt}`,
   ActivityQuarantined: (e, d) => `${activity(e, d)} was quarantined after ${counted(d.deaths, 'death')} in a row`,
   ActivityHandedOn: (e, d) => `${activity(e, d)} was taken by another engine`,
-  ConfigChanged: (e, d) => `settings changed${because(d.reason)}`,
+  ConfigChanged: (e, d) => `settings changed${by(d)}${because(d.reason)}`,
   ShardTaken: (e, d) => `shard ${e.shard_id} is served by ${d.owner} under epoch ${d.epoch}`,
 };
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from liveness.app import CLUSTER_SERVICE, Server
+from liveness.clock import SystemClock
 from liveness.config.frontend_settings import FrontendSettings
 from liveness.config.settings import Settings
 from liveness.frontend.app import Frontend
 from liveness.security.certificates import create_certificates
-from liveness.security.tls import ClusterTls, TlsFiles, TlsFilesInvalid
-from liveness.v1 import cluster_pb2, service_pb2
+from liveness.security.cluster_tls import ClusterTls
+from liveness.security.tls_settings import TlsFilesUnusable, make_cluster_tls
+from liveness.v1 import cluster_pb2, fleet_pb2, service_pb2
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.databases import PostgresServer
@@ -44,7 +47,9 @@ def tls_settings(folder: Path, kind: str = "node") -> dict[str, str]:
 
 
 def tls_of(folder: Path, kind: str) -> ClusterTls:
-    return ClusterTls(TlsFiles(folder / f"{kind}.pem", folder / f"{kind}.key", folder / "ca.pem"))
+    tls = make_cluster_tls(Settings(**tls_settings(folder, kind)), SystemClock())  # type: ignore[arg-type]
+    assert tls is not None
+    return tls
 
 
 @pytest.fixture
@@ -157,8 +162,30 @@ async def test_a_frontend_may_not_speak_as_a_node(nodes: list[Server], folder: P
         await info.GetServerInfo(
             service_pb2.GetServerInfoRequest(), metadata=(("liveness-to", nodes[0].node.owner),)
         )
+        counted = nodes[0].telemetry.suspicion.totals["cluster_port"]
+        assert counted == len(CLUSTER_SERVICE.methods) - len(FRONTEND_MAY), "what it may do is not counted"
+        # A client that found the port, with the certificate of a frontend: its calls name no node.
+        refused = await refusal(info.GetServerInfo(service_pb2.GetServerInfoRequest()))
+        assert refused.reason == "NOT_FORWARDED"
+        assert nodes[0].telemetry.suspicion.totals["cluster_port"] == counted + 1
+        assert nodes[1].telemetry.suspicion.totals["cluster_port"] == 0
+        metrics, _ = nodes[0].metrics()
+        assert f'liveness_suspicious_total{{kind="cluster_port"}} {counted + 1}' in metrics.decode()
+        [alert] = [
+            alert
+            for alert in (await _fleet(nodes[0])).alerts
+            if alert.kind == fleet_pb2.ALERT_KIND_SUSPICIOUS
+        ]
+        assert alert.message.startswith(f"127.0.0.1 was refused {counted + 1} times")
     finally:
         await channel.close()
+
+
+async def _fleet(server: Server) -> fleet_pb2.GetFleetResponse:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub: Any = AdminServiceStub(channel)
+        response: fleet_pb2.GetFleetResponse = await stub.GetFleet(fleet_pb2.GetFleetRequest(), timeout=30)
+        return response
 
 
 async def test_peers_without_a_certificate_of_the_cluster_are_not_heard(
@@ -205,7 +232,7 @@ async def test_certificates_are_renewed_without_a_failed_call(nodes: list[Server
         make_certificates(folder)
         for server in nodes:
             assert server._cluster_tls is not None
-            assert server._cluster_tls.reload()
+            assert await server._cluster_tls.reload()
         until = served + 50
         while served < until:
             assert not any(task.done() for task in loads), "a call failed"
@@ -214,14 +241,25 @@ async def test_certificates_are_renewed_without_a_failed_call(nodes: list[Server
     await asyncio.gather(*loads)
 
 
-def test_files_that_cannot_be_used_are_refused_and_never_replace_good_ones(folder: Path) -> None:
+async def test_files_that_cannot_be_used_are_refused_and_never_replace_good_ones(folder: Path) -> None:
     tls = tls_of(folder, "node")
     good = (folder / "node.pem").read_bytes()
     (folder / "node.pem").write_bytes((folder / "frontend.pem").read_bytes())  # not that of the key
-    assert not tls.reload()
-    with pytest.raises(TlsFilesInvalid):
+    assert not await tls.reload()
+    with pytest.raises(TlsFilesUnusable, match="does not belong to"):
         tls_of(folder, "node")
     (folder / "node.pem").write_bytes(good)
-    assert not tls.reload(), "it has not changed"
-    with pytest.raises(TlsFilesInvalid, match=r"nowhere\.pem cannot be read"):
-        ClusterTls(TlsFiles(folder / "nowhere.pem", folder / "node.key", folder / "ca.pem"))
+    assert not await tls.reload(), "it has not changed"
+    (folder / "ca.pem").write_text("nonsense")
+    assert not await tls.reload()
+    with pytest.raises(TlsFilesUnusable, match=r"cluster CA file .*ca\.pem has no certificate"):
+        tls_of(folder, "node")
+    (folder / "node.key").unlink()
+    with pytest.raises(TlsFilesUnusable, match=r"node\.key cannot be read"):
+        tls_of(folder, "node")
+
+
+def test_an_expired_certificate_of_a_node_is_refused_at_start(folder: Path) -> None:
+    create_certificates(folder, ["127.0.0.1"], datetime.now(UTC) - timedelta(days=3), days=1)
+    with pytest.raises(TlsFilesUnusable, match="expired on"):
+        tls_of(folder, "node")

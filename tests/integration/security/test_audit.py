@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 from liveness.routing.forwarding import CALLER_ADDRESS_HEADER, LOCAL_ONLY_HEADER, TARGET_NODE_HEADER
-from liveness.security.audit import DENIED_PER_MINUTE_MAX, TARGET_FIELDS, is_change_by_operators
+from liveness.security.audit import DENIED_PER_MINUTE_MAX, TARGET_FIELDS, is_audited
 from liveness.store.errors import CommitRejected
 from liveness.v1 import admin_pb2, audit_pb2, service_pb2, token_pb2, worker_pb2
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
@@ -18,7 +18,7 @@ from tests.integration.security.auth_harness import AuthHarness, Client
 from tests.integration.security.test_access_matrix import METHODS, call, request_about
 from tests.integration.server.server_harness import ServerHarness, unpack
 
-CHANGES = [method for method in METHODS if is_change_by_operators(method)]
+CHANGES = [method for method in METHODS if is_audited(method)]
 NAMES = [f"{method.containing_service.name}/{method.name}" for method in CHANGES]
 NOT_RECORDED = {"namespace", "reason"}
 """The fields of changes that have a column of their own."""

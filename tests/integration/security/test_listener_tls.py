@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import structlog
 
-from liveness.security.tls_settings import TlsFilesUnusable
+from liveness.clock import SystemClock
+from liveness.config.settings import Settings
+from liveness.security.tls_settings import TlsFilesUnusable, make_listener_tls
 from tests.certificates import Authority, TlsFolder, make_tls_folder, replace
 from tests.integration.security.tls_server import (
     client_context,
@@ -183,6 +185,20 @@ async def test_certificates_rotate_under_load_without_a_failed_call(
         assert server.server.tls is not None
         shown = await peer_certificate(server.http_port, authority.cert_pem)
         assert shown == ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())
+
+
+async def test_grpc_is_given_a_certificate_once_for_each_change(
+    files: TlsFolder, authority: Authority
+) -> None:
+    """gRPC crashes if it is given one while another handshake begins, so it must not get one for every handshake."""
+    tls = make_listener_tls(Settings(**files.settings), SystemClock())  # type: ignore[arg-type]
+    assert tls is not None
+    fetch = tls.changed_configuration()
+    assert [fetch() for _ in range(3)] == [None] * 3
+    files.rotate(authority)
+    assert await tls.reload()
+    assert fetch() is not None
+    assert [fetch() for _ in range(3)] == [None] * 3
 
 
 async def test_the_receive_probe_survives_a_rotation(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from typing import Any
+
 import grpc
 import pytest
 
+from liveness.security.principal_limits import CONNECTION_MS
 from liveness.server.oversight import host_of, is_loopback_host
 from liveness.v1 import service_pb2, worker_pb2
 from tests.integration.security.auth_harness import AuthHarness, Client
 from tests.integration.security.test_suspicion import heartbeat, metric
+from tests.integration.security.tls_server import connect
 from tests.integration.server.server_harness import Refusal, ServerHarness, unpack
 
 
@@ -76,6 +81,22 @@ async def test_open_streams_of_a_principal_are_limited(auth: AuthHarness) -> Non
     assert await watch.read() is not grpc.aio.EOF
     watch.cancel()
     attached[1].cancel()
+
+
+async def test_connections_of_a_principal_are_limited(auth: AuthHarness) -> None:
+    await auth.restart(principal_connections_max=2)
+    ann, bob = [await auth.caller(name, "worker:shop") for name in ("ann", "bob")]
+    async with AsyncExitStack() as stack:
+        channels: list[Any] = [
+            await stack.enter_async_context(connect(auth.server.address, None)) for _ in range(3)
+        ]
+        on_each = [Client(channel, ann.token) for channel in channels]
+        assert [await heartbeat(each, "w") for each in on_each] == ["OK", "OK", "RESOURCE_EXHAUSTED"]
+        assert await heartbeat(Client(channels[2], bob.token), "w-2") == "OK"
+        assert [await heartbeat(each, "w") for each in on_each[:2]] == ["OK", "OK"]
+        assert metric(auth, "liveness_refused_total", "connections") == 1
+        auth.clock.move(CONNECTION_MS)
+        assert await heartbeat(on_each[2], "w") == "OK"
 
 
 async def test_loopback_without_authentication_is_not_limited(stopped_harness: ServerHarness) -> None:

@@ -87,8 +87,8 @@ async def test_settings_survive_a_restart_and_are_recorded_as_events(harness: Se
     log = (await harness.dump())["log"]
     changes = [row for row in log if "ConfigChanged" in row]
     assert [json.loads(row[10]) for row in changes] == [
-        {"set": {"cleanup_delay_ms": 1_234.0, "max_workers": 2.0}, "unset": [], "reason": ""},
-        {"set": {}, "unset": ["max_workers"], "reason": ""},
+        {"set": {"cleanup_delay_ms": 1_234.0, "max_workers": 2.0}, "unset": [], "reason": "", "by": ""},
+        {"set": {}, "unset": ["max_workers"], "reason": "", "by": ""},
     ]
 
 

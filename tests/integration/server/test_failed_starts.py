@@ -6,11 +6,15 @@ import asyncio
 import socket
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from liveness.app import ListenFailed
 from liveness.cluster.membership import Membership
+from liveness.config.frontend_settings import FrontendSettings
+from liveness.frontend.app import Frontend
+from liveness.security.posture import ExposedListeners
 from liveness.store.errors import ReadFailed, StoreUnusable
 from liveness.testing import ManualClock, Server, Settings
 
@@ -115,3 +119,17 @@ async def test_a_lone_server_starts_although_its_predecessor_still_seems_to_own_
         clock.move(2_000)
         await server.membership.join()
         assert len(server.node.shards()) == 4
+
+
+@pytest.mark.parametrize("exposed", [{"listen": "0.0.0.0:0"}, {"http": "0.0.0.0:0"}], ids=str)
+def test_a_server_that_a_program_opens_to_the_network_needs_protection_too(
+    tmp_path: Path, exposed: dict[str, Any]
+) -> None:
+    """Whoever starts it: the command line is not the only one."""
+    values: dict[str, Any] = {"db": f"sqlite:///{tmp_path}/liveness.db", "listen": "127.0.0.1:0", **exposed}
+    with pytest.raises(ExposedListeners, match=r"has no TLS and no authentication.*--insecure"):
+        Server(Settings(**values))
+    with pytest.raises(ExposedListeners, match=r"has no TLS and no authentication.*--insecure"):
+        Frontend(FrontendSettings(nodes=("127.0.0.1:1",), **{"listen": "127.0.0.1:0", **exposed}))
+    Server(Settings(**values, insecure=True))
+    assert not list(tmp_path.iterdir())

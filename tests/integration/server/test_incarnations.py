@@ -207,7 +207,7 @@ async def test_forgetting_frees_the_quota_and_is_recorded_with_its_reason(harnes
     assert (await refusal(harness.forget())).reason == "WORKER_NOT_FOUND"
     cleaned_up, forgotten = (await harness.history()).events[-2:]
     assert (cleaned_up.type, forgotten.type) == ("WorkerCleanedUp", "WorkerForgotten")
-    assert json.loads(forgotten.data_json) == {"epoch_floor": 2, "reason": "host is gone"}
+    assert json.loads(forgotten.data_json) == {"epoch_floor": 2, "reason": "host is gone", "by": ""}
 
 
 async def test_a_tombstone_can_be_forgotten_before_its_retention_ends(harness: ServerHarness) -> None:

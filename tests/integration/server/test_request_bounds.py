@@ -17,7 +17,9 @@ from tests.integration.server.random_requests import NAMES
 from tests.integration.server.server_harness import NAMESPACE, ServerHarness, refusal
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-LOOP_S_MAX = 0.05
+PROCESSOR_S_MAX = 0.5
+"""Of a refusal, the client's part included, on a busy machine. These requests took seconds before they were bounded; how long
+steps of the loop take is measured by tests/fuzz."""
 LIVENESS, CLUSTER = "/liveness.v1.LivenessService", "/liveness.v1.ClusterService"
 
 
@@ -104,7 +106,7 @@ async def test_a_request_with_too_many_elements_is_refused_cheaply_and_changes_n
         used_s.append(time.thread_time() - started_s)
         assert (refused.code, refused.reason in ("REQUEST_TOO_LARGE", "INVALID_FIELD")) == (INVALID, True)
     # The processor time of the loop, client included; the least of three, because the garbage collector may have run.
-    assert min(used_s) < LOOP_S_MAX
+    assert min(used_s) < PROCESSOR_S_MAX
     assert await harness.dump("shards", "audit") == before
 
 

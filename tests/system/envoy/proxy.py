@@ -15,9 +15,12 @@ import grpc
 import yaml
 
 from liveness.v1 import admin_pb2_grpc, service_pb2_grpc
+from tests.certificates import SERVER_NAMES, TlsFolder
 from tests.free_ports import free_port
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "envoy.yaml"
+FOLDER_IN_EXAMPLE = "/etc/envoy/tls"
+NAME_IN_EXAMPLE = "liveness.example"
 START_ATTEMPTS = 5
 READY_SECONDS_MAX = 60
 
@@ -34,8 +37,10 @@ def envoy() -> Path | None:
 class Envoy:
     """Stands in for a server in the ledger's load: each call goes to the node that Envoy chooses."""
 
-    def __init__(self, program: Path, folder: Path, nodes: list[str]) -> None:
+    def __init__(self, program: Path, folder: Path, nodes: list[str], files: TlsFolder) -> None:
+        """`files`: the certificate of Envoy, and the authority that signed those of the nodes."""
         self._program = program
+        self._files = files
         self._folder = folder
         self._nodes = nodes
         self._process: asyncio.subprocess.Process | None = None
@@ -55,7 +60,8 @@ class Envoy:
                 break
         else:
             raise AssertionError((self._folder / "envoy.log").read_text())
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        credentials = grpc.ssl_channel_credentials(self._files.ca_file.read_bytes())
+        self.channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials)
         self.liveness = service_pb2_grpc.LivenessServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         return self
@@ -70,8 +76,12 @@ class Envoy:
         await self._process.wait()
 
     def _configuration(self, port: int) -> dict[str, Any]:
-        """Return the example configuration with our addresses."""
-        whole: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+        """Return the example configuration with our addresses, files and names."""
+        text = EXAMPLE.read_text(encoding="utf-8")
+        text = text.replace(FOLDER_IN_EXAMPLE, str(self._files.folder)).replace(
+            NAME_IN_EXAMPLE, SERVER_NAMES[0]
+        )
+        whole: dict[str, Any] = yaml.safe_load(text)
         [listener], [cluster] = whole["static_resources"]["listeners"], whole["static_resources"]["clusters"]
         listener["address"] = _address(f"127.0.0.1:{port}")
         [group] = cluster["load_assignment"]["endpoints"]

@@ -238,8 +238,11 @@ class ServerProcess:
             passed_ms -= max(0, lost_ms - outage.counted_ms_max)
         return passed_ms
 
+    def make_channel(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self.address)
+
     def _connect(self) -> None:
-        self.channel = grpc.aio.insecure_channel(self.address)
+        self.channel = self.make_channel()
         self.liveness = service_pb2_grpc.LivenessServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
 

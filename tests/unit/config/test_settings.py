@@ -119,6 +119,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         principal_calls_burst = 1
         principal_bytes_per_s = 0
         principal_streams_max = 0
+        principal_connections_max = 0
         namespaces = ["default", "orders"]
         webhook_url = "https://engine.example/reschedules"
         http = "off"

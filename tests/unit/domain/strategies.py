@@ -149,9 +149,9 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     ),
     events.ActivityHanded: st.builds(events.ActivityHanded, activity=bound_activities),
     events.BindingsEnded: st.builds(events.BindingsEnded, ids=some_ids, taken=st.booleans()),
-    events.WorkerPaused: st.builds(events.WorkerPaused, reason=text),
-    events.WorkerResumed: st.just(events.WorkerResumed()),
-    events.DrainBegun: st.builds(events.DrainBegun, reason=text, deadline_ms=times),
+    events.WorkerPaused: st.builds(events.WorkerPaused, reason=text, by=text),
+    events.WorkerResumed: st.builds(events.WorkerResumed, by=text),
+    events.DrainBegun: st.builds(events.DrainBegun, reason=text, deadline_ms=times, by=text),
     events.DisconnectGraceGranted: st.builds(events.DisconnectGraceGranted, grace_ms=durations),
     events.WorkerDescribed: st.builds(
         events.WorkerDescribed, profile=profiles, status=statuses, last_error=text, loop_lag_ms=durations
@@ -163,6 +163,7 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         at_ms=times,
         cleanup_delay_ms=durations,
         certificate=st.none() | certificates,
+        by=text,
     ),
     events.WorkerCleanedUp: st.builds(
         events.WorkerCleanedUp,
@@ -170,7 +171,7 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         tombstone_retention_ms=durations,
         keeps_sessions=st.booleans(),
     ),
-    events.WorkerForgotten: st.builds(events.WorkerForgotten, epoch_floor=times, reason=text),
+    events.WorkerForgotten: st.builds(events.WorkerForgotten, epoch_floor=times, reason=text, by=text),
     events.ActivityScheduled: _about_activity(
         events.ActivityScheduled,
         activity_type=text,
@@ -192,12 +193,12 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     ),
     events.ActivityReleased: _about_activity(events.ActivityReleased, attempt=numbers),
     events.ActivityMadeAvailable: _about_activity(
-        events.ActivityMadeAvailable, attempt=counts, at_ms=times, fresh=st.booleans()
+        events.ActivityMadeAvailable, attempt=counts, at_ms=times, fresh=st.booleans(), by=text
     ),
     events.ActivityQuarantined: _about_activity(events.ActivityQuarantined, deaths=numbers, at_ms=times),
     events.ActivityHandedOn: _about_activity(events.ActivityHandedOn, at_ms=times),
     events.ConfigChanged: st.builds(
-        events.ConfigChanged, set=settings, unset=st.lists(text, max_size=3).map(tuple), reason=text
+        events.ConfigChanged, set=settings, unset=st.lists(text, max_size=3).map(tuple), reason=text, by=text
     ),
     events.ShardTaken: st.builds(events.ShardTaken, epoch=counts, owner=text),
 }

@@ -55,6 +55,7 @@ REASONS = {
     "TooManyPolls": "TOO_MANY_POLLS",
     "TooManyWatchers": "TOO_MANY_WATCHERS",
     "TooManyStreams": "TOO_MANY_STREAMS",
+    "TooManyConnections": "TOO_MANY_CONNECTIONS",
     "AttachmentReplaced": "ATTACHMENT_REPLACED",
     "NotForwarded": "NOT_FORWARDED",
     "PeerNotAllowed": "PEER_NOT_ALLOWED",

@@ -7,8 +7,13 @@ from contextlib import ExitStack
 import pytest
 
 from liveness.clock import ManualClock
-from liveness.domain.errors import RateLimited, TooManyStreams
-from liveness.security.principal_limits import BYTES_BURST_MS, PRINCIPALS_MAX, PrincipalLimits
+from liveness.domain.errors import RateLimited, TooManyConnections, TooManyStreams
+from liveness.security.principal_limits import (
+    BYTES_BURST_MS,
+    CONNECTION_MS,
+    PRINCIPALS_MAX,
+    PrincipalLimits,
+)
 
 
 @pytest.fixture
@@ -67,6 +72,34 @@ def test_streams_are_limited_while_they_are_open(clock: ManualClock) -> None:
         streams.enter_context(limits.open_stream("bob"))
     with limits.open_stream("ann"):
         assert limits.refused["streams"] == 1
+
+
+def test_connections_are_limited_while_calls_come_on_them(clock: ManualClock) -> None:
+    limits = PrincipalLimits(clock, connections_max=2)
+    limits.admit("ann", 0, "ipv4:10.0.0.1:1")
+    limits.admit("ann", 0, "ipv4:10.0.0.1:2")
+    with pytest.raises(TooManyConnections) as refused:
+        limits.admit("ann", 0, "ipv4:10.0.0.1:3")
+    assert "ann" in str(refused.value)
+    limits.admit("ann", 0, "ipv4:10.0.0.1:1")
+    limits.admit("bob", 0, "ipv4:10.0.0.1:3")
+    assert limits.refused["connections"] == 1
+    clock.move(CONNECTION_MS - 1)
+    limits.admit("ann", 0, "ipv4:10.0.0.1:2")
+    clock.move(1)
+    limits.admit("ann", 0, "ipv4:10.0.0.1:3")
+    with pytest.raises(TooManyConnections):
+        limits.admit("ann", 0, "ipv4:10.0.0.1:1")
+
+
+def test_a_call_that_is_refused_makes_no_connection_count(clock: ManualClock) -> None:
+    limits = PrincipalLimits(clock, calls_per_s=1, calls_burst=1, connections_max=1)
+    limits.admit("ann", 0, "a")
+    for connection in ("a", "b"):
+        with pytest.raises(RateLimited):
+            limits.admit("ann", 0, connection)
+    clock.move(CONNECTION_MS)
+    limits.admit("ann", 0, "b")
 
 
 def test_no_limit_is_no_limit(clock: ManualClock) -> None:

@@ -10,7 +10,7 @@ import pytest
 from liveness.clock import ManualClock
 from liveness.domain.errors import Unauthenticated
 from liveness.security.remote_authentication import REMEMBERED_MS, RemoteAuthenticator
-from liveness.v1.cluster_pb2 import AuthenticateResponse
+from liveness.v1.cluster_pb2 import AuthenticateRequest, AuthenticateResponse
 
 
 class Call:
@@ -32,9 +32,9 @@ class AskedNode:
     def __init__(self) -> None:
         self.questions: list[tuple[str, asyncio.Future[AuthenticateResponse]]] = []
 
-    async def ask(self, header: str) -> AuthenticateResponse:
+    async def ask(self, request: AuthenticateRequest) -> AuthenticateResponse:
         answer: asyncio.Future[AuthenticateResponse] = asyncio.get_running_loop().create_future()
-        self.questions.append((header, answer))
+        self.questions.append((request.authorization, answer))
         return await answer
 
 

@@ -22,6 +22,7 @@ from tests.unit.store import (
     golden_v6,
     golden_v7,
     golden_v8,
+    golden_v9,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -80,5 +81,6 @@ VERSIONS = [
         ("v6", golden_v6),
         ("v7", golden_v7),
         ("v8", golden_v8),
+        ("v9", golden_v9),
     )
 ]
