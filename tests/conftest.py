@@ -44,6 +44,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             if BROWSER_TESTS.match(nodeid):
                 return "browser"
+            if nodeid.startswith("tests/system/temporal/"):
+                return "temporal"  # one server for all of them
             if nodeid.startswith(SHARED_CLUSTER_TESTS):
                 return nodeid.partition("::")[0]
             scope: str = super()._split_scope(nodeid)

@@ -21,6 +21,7 @@ class CommandEntry(NamedTuple):
 COMMANDS = {
     "serve": CommandEntry("serve", "Start a server."),
     "frontend": CommandEntry("frontend", "Start a process that only forwards calls to nodes."),
+    "bridge": CommandEntry("bridge", "Run a proxy between another engine and its workers."),
     "demo": CommandEntry("demo", "Watch workers die and their work move to others."),
     "top": CommandEntry("top", "Show the fleet in a live view: workers, rates and alerts."),
     "watch": CommandEntry("watch", "Show events as they happen."),

@@ -84,6 +84,14 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
     "--relay-replicas", metavar="N", help="Replicas of the stream, if the server creates it.  [default: 1]"
 )
 @click.option(
+    "--bridge-temporal",
+    metavar="HOST:PORT,…",
+    help="Run a bridge for Temporal workers, to Temporal's frontend.  [default: none]",
+)
+@click.option(
+    "--bridge-listen", metavar="HOST:PORT", help="Where Temporal workers connect.  [default: 127.0.0.1:7233]"
+)
+@click.option(
     "--tls-cert-file",
     metavar="FILE",
     help="The certificate for gRPC and HTTP, in PEM format.  [default: no TLS]",
@@ -115,12 +123,14 @@ def serve(*, config: str | None, **flags: Any) -> None:
       liveness serve --db postgresql://liveness@db.example:5432/liveness --db-password-file /run/secrets/db
       LIVENESS_SHARDS=128 liveness serve --config liveness.toml
       LIVENESS_WEBHOOK_SECRET=… liveness serve --webhook-url https://engine.example/reschedules
+      liveness serve --bridge-temporal 127.0.0.1:7233 --bridge-listen 127.0.0.1:7234
       liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
     """
     settings = settings_from_flags(flags, config)
     # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.
+    from liveness.cli.bridge_process import BridgeUnusable
     from liveness.cli.server_process import serve as run_server
     from liveness.rpc.tracing import TracingNotInstalled
     from liveness.security.posture import ExposedListeners
@@ -137,7 +147,13 @@ def serve(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_server(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (ExposedListeners, StoreUnusable, TlsFilesUnusable, TracingNotInstalled) as error:
+    except (
+        BridgeUnusable,
+        ExposedListeners,
+        StoreUnusable,
+        TlsFilesUnusable,
+        TracingNotInstalled,
+    ) as error:
         fail_server(UsageError(str(error)), settings.log_format, error)
     except StoreError as error:
         message = f"the server cannot start on {settings.db_without_password}: {error}"

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from liveness.app import Server
+from liveness.cli.bridge_process import BridgeUnusable, start_own_bridge
 from liveness.cli.descriptor_limit import raise_descriptor_limit
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
@@ -73,6 +74,11 @@ async def serve(
         except HttpListenFailed:
             await server.stop()
             raise
+    try:
+        bridge = await start_own_bridge(settings, server.address)
+    except BridgeUnusable:
+        await server.stop()
+        raise
     url = "" if http_server is None else http_server.url
     logger.info(
         "serving",
@@ -100,6 +106,8 @@ async def serve(
         logger.info("stopping")
     if http_server is not None:
         http_server.stop_accepting()
+    if bridge is not None:
+        await bridge.stop()
     await server.stop()
     if http_server is not None:
         await http_server.stop()

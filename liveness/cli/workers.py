@@ -7,6 +7,7 @@ import click
 from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
 from liveness.cli.death_certificate import why
 from liveness.cli.durations import format_ms, to_ms
+from liveness.cli.errors import escape_control
 from liveness.cli.output import (
     enum_name,
     format_age,
@@ -20,6 +21,7 @@ from liveness.cli.output import (
 )
 from liveness.cli.release_storm import release_storm
 from liveness.cli.shared_options import SharedOptionsGroup
+from liveness.cli.temporal_link import temporal_link
 from liveness.cli.worker_commands import drain, pause, resume
 from liveness.cli.worker_filter import STATES, filter_options
 from liveness.v1.admin_pb2 import ExpireWorkerRequest, ForgetWorkerRequest
@@ -129,6 +131,9 @@ def describe(client: Client, *, key: str, as_json: bool) -> None:
                     for ref in activities
                 ),
             )
+            for link in dict.fromkeys(temporal_link(worker, ref) for ref in activities):
+                if link:
+                    click.echo(f"  {escape_control(link)}")
 
 
 @workers.command()

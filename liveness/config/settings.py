@@ -161,6 +161,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     webhook_queues: tuple[str, ...] = ("*/*",)
     """The task queues whose reschedules are sent: NAMESPACE/TASK_QUEUE each, * for any."""
     webhook_timeout_s: float = 10.0
+    bridge_temporal: tuple[str, ...] = ()
+    """Temporal's frontend, if this server also runs a bridge for Temporal workers."""
+    bridge_listen: str = "127.0.0.1:7233"
+    """Where Temporal workers connect to that bridge."""
     relay: tuple[str, ...] = ()
     """The brokers of a NATS cluster to which reschedules are published; empty: none."""
     relay_creds_file: str = ""
@@ -383,6 +387,10 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "webhook_queues": list_setting(is_queue_pattern, _QUEUE_PATTERNS),
     # Together with the wait for a free connection, it stays below the time that the queue allows a sink.
     "webhook_timeout_s": float_setting(0, 20, above_low=True),
+    "bridge_temporal": list_setting(
+        is_address, "HOST:PORT of Temporal's frontend, or several with commas between them", may_be_empty=True
+    ),
+    "bridge_listen": string_setting(lambda text: host_port(text) is not None, _HOST_PORT),
     "relay": list_setting(
         is_broker_url,
         "nats://HOST:PORT or tls://HOST:PORT, or several of one cluster with commas between them, each with "

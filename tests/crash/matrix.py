@@ -189,4 +189,11 @@ FAULTS = (
             "tests/system/worker_processes/test_random_run.py::test_a_long_random_run_with_server_kills_completes_each_activity_once",
         ),
     ),
+    Fault(
+        "Temporal workers behind the bridge",
+        "A Temporal workflow runs 200 activities on five workers, which are killed at random. It completes, and the last attempt "
+        "of each activity has its effect.",
+        (2, 3),
+        ("tests/system/temporal/test_storm.py",),
+    ),
 )

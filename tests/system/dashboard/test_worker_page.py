@@ -166,3 +166,17 @@ async def test_the_page_fits_a_phone(screen: Screen, api: ApiClient) -> None:
     await screen.open_worker("w-" + 60 * "x")
     await expect(screen.page.locator(".t-bar.absent")).to_have_count(1)
     assert not await screen.overflowing_elements()
+
+
+async def test_activities_of_temporal_workers_link_to_their_workflows(screen: Screen, api: ApiClient) -> None:
+    hold(api, "w", "order 7", labels={"temporal-ui": "https://ui.example"})
+    await screen.open_worker("w")
+    link = screen.row("order 7").get_by_role("link", name="in Temporal")
+    run_id = activity("order 7")["run_id"]
+    await expect(link).to_have_attribute(
+        "href", f"https://ui.example/namespaces/{api.namespace}/workflows/order%207/{run_id}"
+    )
+    hold(api, "other", "order 8", labels={"temporal-ui": "javascript:alert(1)"})
+    await screen.open_worker("other")
+    await expect(screen.row("order 8")).to_be_visible()
+    await expect(screen.page.get_by_role("link", name="in Temporal")).to_have_count(0)

@@ -46,9 +46,10 @@ BELOW: dict[str, set[str]] = {
         "liveness.http": "domain rpc rpc_details v1 background clock version",
         "liveness.dashboard": "",
         "liveness.sdk": "v1 client_credentials clock templated_error rpc_details network_addresses version",
+        "liveness.bridges": "sdk v1 client_credentials background clock telemetry",
         "liveness.demo": "sdk v1 clock",
         "liveness.testing": "app clock config domain",
-        "liveness.cli": "app client_credentials clock config demo domain engine frontend http rpc rpc_details security store telemetry v1 version",
+        "liveness.cli": "app bridges client_credentials clock config demo domain engine frontend http rpc rpc_details sdk security store telemetry v1 version",
         "liveness.__main__": "cli",
         # Public names of modules that lie in other folders.
         "liveness.settings": "config",

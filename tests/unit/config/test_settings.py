@@ -132,6 +132,8 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         db_password_file = "SECRET_FILE"
         webhook_queues = ["orders/*"]
         webhook_timeout_s = 20
+        bridge_temporal = ["temporal.example:7233"]
+        bridge_listen = "127.0.0.1:7234"
         relay = ["nats://a.example:4222", "tls://b.example"]
         relay_creds_file = "nats.creds"
         relay_queues = ["default/*"]

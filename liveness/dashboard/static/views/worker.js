@@ -19,6 +19,7 @@ import { Timeline } from '../timeline.js';
 import { SECOND, parseDuration, parseTime, showDuration } from '../time.js';
 import { count, counted, inactiveReason, workerState, workerStatus } from '../words.js';
 import { Deaths, lastHeartbeats, useCertificates } from './death.js';
+import { temporalLink } from '../temporal_link.js';
 
 const ASK_EVERY_MS = SECOND;
 const EVENTS_SHOWN = 50;
@@ -149,7 +150,7 @@ function Held({ ns, worker }) {
           ? html`<${Empty}>${nothing}<//>`
           : html`<div class="scroll-x tall"><table class="table"><thead><tr><th>activity</th><th class="num">attempt</th><th>task queue</th></tr></thead>
               <tbody>${activities.slice(0, HELD_SHOWN).map(
-                (one) => html`<tr key=${JSON.stringify(one)}><td><${ActivityLink} ns=${ns} id=${one} /></td><td class="num">${one.attempt}</td><td><${Name} plain>${one.task_queue || worker.task_queue}<//></td></tr>`,
+                (one) => html`<tr key=${JSON.stringify(one)}><td><${ActivityLink} ns=${ns} id=${one} /><${InTemporal} href=${temporalLink(ns, worker, one)} /></td><td class="num">${one.attempt}</td><td><${Name} plain>${one.task_queue || worker.task_queue}<//></td></tr>`,
               )}</tbody></table></div>`}
         ${activities.length > HELD_SHOWN && html`<p class="mute">and ${counted(activities.length - HELD_SHOWN, 'more', 'more')}</p>`}
       </div>`,
@@ -158,6 +159,10 @@ function Held({ ns, worker }) {
 }
 
 const HELD_SHOWN = 200;
+
+function InTemporal({ href }) {
+  return href && html` <a href=${href} target="_blank" rel="noopener noreferrer">in Temporal</a>`;
+}
 
 function Events({ history }) {
   const [shown, setShown] = useState(EVENTS_SHOWN);

@@ -1,0 +1,1 @@
+"""The bridge for unmodified Temporal workers: `bridge.py` puts it together."""

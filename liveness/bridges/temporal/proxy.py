@@ -1,0 +1,211 @@
+"""Passes every call on to Temporal, whatever its service, and lets `interceptors` see the few that say something about
+workers. Bytes, metadata, deadlines, cancellation and errors pass unchanged in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import grpc
+
+from liveness.bridges.temporal.messages import SERVICE
+from liveness.bridges.temporal.statistics import BridgeStatistics
+from liveness.bridges.temporal.upstream import Metadata, Upstream
+from liveness.clock import stopwatch
+
+_TRANSPORT_METADATA = frozenset(
+    {
+        "user-agent",
+        "te",
+        "content-type",
+        "grpc-accept-encoding",
+        "grpc-encoding",
+        "grpc-timeout",
+        "grpc-status",
+        "grpc-message",
+    }
+)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Call:
+    """A unary call on its way."""
+
+    __slots__ = ("_proxy", "context", "metadata", "method", "peer", "request", "upstream_s")
+
+    def __init__(self, proxy: TemporalProxy, method: str, request: bytes, context: Context) -> None:
+        self._proxy = proxy
+        self.method = method
+        self.request = request
+        self.context = context
+        self.peer = context.peer()
+        self.metadata = passed_metadata(context.invocation_metadata())
+        self.upstream_s = 0.0
+        """How long Temporal took."""
+
+    async def pass_on(self) -> bytes:
+        """Make the call at Temporal and return its answer. Raises AioRpcError."""
+        elapsed = stopwatch()
+        try:
+            return await self._proxy.call_upstream(self)
+        finally:
+            self.upstream_s += elapsed()
+
+
+Interceptor: TypeAlias = Callable[[Call], Awaitable[bytes]]
+
+
+class TemporalProxy(grpc.GenericRpcHandler):
+    def __init__(
+        self, upstream: Upstream, statistics: BridgeStatistics, interceptors: Mapping[str, Interceptor]
+    ) -> None:
+        """`interceptors`: by the name of a method of the workflow service."""
+        self._upstream = upstream
+        self._statistics = statistics
+        self._interceptors = {SERVICE + name: handler for name, handler in interceptors.items()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        method = handler_call_details.method
+        if method in self._interceptors or method in _UNARY_METHODS:
+            # gRPC recognises coroutine functions only.
+            async def pass_unary(request: bytes, context: Context) -> bytes:
+                return await self._pass_unary(method, request, context)
+
+            return grpc.unary_unary_rpc_method_handler(pass_unary)
+
+        async def pass_stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+            async for message in self._pass_stream(method, requests, context):
+                yield message
+
+        # On the wire, a unary call is a stream of one message.
+        return grpc.stream_stream_rpc_method_handler(pass_stream)
+
+    async def _pass_unary(self, method: str, request: bytes, context: Context) -> bytes:
+        elapsed = stopwatch()
+        call = Call(self, method, request, context)
+        code = grpc.StatusCode.CANCELLED
+        try:
+            interceptor = self._interceptors.get(method)
+            answer = await (call.pass_on() if interceptor is None else interceptor(call))
+            code = grpc.StatusCode.OK
+            return answer
+        except grpc.aio.AioRpcError as error:
+            code = error.code()
+            await _abort(context, error)
+            raise
+        finally:
+            self._count(method, code)
+            self._statistics.added_s.observe(max(elapsed() - call.upstream_s, 0.0))
+
+    async def call_upstream(self, call: Call) -> bytes:
+        channel = self._upstream.channel(call.peer)
+        upstream_call: grpc.aio.UnaryUnaryCall[bytes, bytes] = channel.channel.unary_unary(call.method)(
+            call.request,  # type: ignore[arg-type]  # without a serializer, messages are bytes
+            timeout=call.context.time_remaining(),
+            metadata=self._upstream.passed_metadata(call.metadata),
+        )
+        channel.open_calls += 1
+        try:
+            answer: bytes = await upstream_call
+            await _pass_initial(call.context, await upstream_call.initial_metadata())
+            trailing = passed_metadata(await upstream_call.trailing_metadata())
+            if trailing:
+                call.context.set_trailing_metadata(trailing)
+            return answer
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._upstream.note_unavailable(call.peer)
+            raise
+        finally:
+            channel.open_calls -= 1
+            upstream_call.cancel()
+
+    async def _pass_stream(
+        self, method: str, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
+        peer = context.peer()
+        channel = self._upstream.channel(peer)
+        upstream_call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.channel.stream_stream(method)(
+            requests,  # type: ignore[arg-type]  # as above
+            timeout=context.time_remaining(),
+            metadata=self._upstream.passed_metadata(passed_metadata(context.invocation_metadata())),
+        )
+        channel.open_calls += 1
+        code = grpc.StatusCode.CANCELLED
+        try:
+            await _pass_initial(context, await upstream_call.initial_metadata())
+            async for message in upstream_call:
+                yield message
+            trailing = passed_metadata(await upstream_call.trailing_metadata())
+            if trailing:
+                context.set_trailing_metadata(trailing)
+            code = await upstream_call.code()
+            if code is not grpc.StatusCode.OK:
+                await context.abort(code, await upstream_call.details() or "", trailing)
+        except grpc.aio.AioRpcError as error:
+            code = error.code()
+            if code is grpc.StatusCode.UNAVAILABLE:
+                self._upstream.note_unavailable(peer)
+            await _abort(context, error)
+        finally:
+            channel.open_calls -= 1
+            upstream_call.cancel()
+            self._count(method, code)
+
+    def _count(self, method: str, code: grpc.StatusCode) -> None:
+        # Names of methods come from clients: only those of known services are kept apart.
+        name = (
+            method.removeprefix(SERVICE)
+            if method in _UNARY_METHODS or method in self._interceptors
+            else "other"
+        )
+        self._statistics.calls[name, code.name] += 1
+
+
+def passed_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
+    """The metadata that programs set, without that of their gRPC libraries."""
+    return tuple((name, value) for name, value in metadata or () if name not in _TRANSPORT_METADATA)
+
+
+async def _pass_initial(context: Context, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
+    if passed := passed_metadata(metadata):
+        await context.send_initial_metadata(passed)
+
+
+async def _abort(context: Context, error: grpc.aio.AioRpcError) -> None:
+    try:
+        await _pass_initial(context, error.initial_metadata())
+    except (asyncio.InvalidStateError, grpc.aio.UsageError):
+        pass  # it was sent before
+    await context.abort(error.code(), error.details() or "", passed_metadata(error.trailing_metadata()))
+
+
+_UNARY_METHODS = frozenset(
+    SERVICE + name
+    for name in (
+        "CountWorkflowExecutions",
+        "DescribeTaskQueue",
+        "DescribeWorkflowExecution",
+        "GetClusterInfo",
+        "GetSystemInfo",
+        "GetWorkflowExecutionHistory",
+        "ListWorkflowExecutions",
+        "PollNexusTaskQueue",
+        "PollWorkflowExecutionUpdate",
+        "QueryWorkflow",
+        "RecordActivityTaskHeartbeatById",
+        "RequestCancelWorkflowExecution",
+        "RespondNexusTaskCompleted",
+        "RespondNexusTaskFailed",
+        "RespondQueryTaskCompleted",
+        "RespondWorkflowTaskFailed",
+        "SignalWithStartWorkflowExecution",
+        "SignalWorkflowExecution",
+        "StartWorkflowExecution",
+        "TerminateWorkflowExecution",
+        "UpdateWorkflowExecution",
+    )
+)
+"""Methods that are known to be unary: gRPC serves them faster than streams."""

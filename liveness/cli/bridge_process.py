@@ -1,0 +1,92 @@
+"""Run a bridge as a process: logs, signals, metrics, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from liveness.cli.client import credentials_of
+from liveness.cli.descriptor_limit import raise_descriptor_limit
+from liveness.config.settings import Settings, load_client_settings
+from liveness.http.listen_address import loopback_address
+from liveness.telemetry.logs import configure_logging
+
+if TYPE_CHECKING:
+    from liveness.bridges.temporal.bridge import TemporalBridge
+    from liveness.bridges.temporal.settings import BridgeSettings
+
+logger = structlog.get_logger("liveness.bridge")
+
+
+class BridgeUnusable(Exception):
+    """The message says why a server cannot run its bridge."""
+
+
+async def start_own_bridge(settings: Settings, address: str) -> TemporalBridge | None:
+    """Start the bridge that the settings of a server ask for; None if they ask for none. It is a client of its own server, at
+    `address`."""
+    if not settings.bridge_temporal:
+        return None
+    # Imported here: a server without a bridge does not need it.
+    from liveness.bridges.temporal.bridge import ListenFailed, TemporalBridge
+    from liveness.bridges.temporal.settings import BridgeSettings
+    from liveness.sdk.errors import InvalidCredentials
+
+    client = load_client_settings({"address": loopback_address(address)}, os.environ)
+    if settings.auth == "on" and not client.token_file:
+        raise BridgeUnusable(
+            "the bridge needs a token where every call needs a credential; set LIVENESS_TOKEN_FILE, or run `liveness bridge temporal`"
+        )
+    if settings.tls_cert_file and not client.uses_tls:
+        raise BridgeUnusable(
+            "the bridge must check the certificate of its server; set LIVENESS_TLS_CA_FILE, or run `liveness bridge temporal`"
+        )
+    try:
+        bridge = TemporalBridge(
+            BridgeSettings(
+                upstream=settings.bridge_temporal,
+                liveness=client.addresses,
+                listen=settings.bridge_listen,
+                credentials=credentials_of(client),
+            )
+        )
+        await bridge.start()
+    except (ListenFailed, InvalidCredentials) as error:
+        raise BridgeUnusable(f"the bridge cannot start: {error}") from error
+    logger.info("bridge to Temporal", address=bridge.address, upstream=settings.bridge_temporal)
+    return bridge
+
+
+async def run_bridge(
+    settings: BridgeSettings,
+    on_ready: Callable[[str], None],
+    metrics: str,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Run until SIGTERM or SIGINT, and return the exit code. `on_ready` is called with the bridge's address."""
+    from liveness.bridges.temporal.bridge import TemporalBridge
+    from liveness.bridges.temporal.metrics_listener import start_metrics
+
+    configure_logging(log_level, log_format)
+    raise_descriptor_limit()
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    bridge = TemporalBridge(settings)
+    await bridge.start()
+    listener = await start_metrics(metrics, bridge.metrics) if metrics else None
+    logger.info("serving", address=bridge.address, upstream=settings.upstream, liveness=settings.liveness)
+    on_ready(bridge.address)
+    await stop.wait()
+    logger.info("stopping")
+    if listener is not None:
+        listener.close()
+    await bridge.stop()
+    logger.info("stopped")
+    return 0

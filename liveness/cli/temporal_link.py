@@ -1,0 +1,19 @@
+"""Links from an activity of a Temporal worker to its workflow in Temporal's web page."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from liveness.v1.worker_pb2 import ActivityRef, Worker
+
+UI_LABEL = "temporal-ui"
+"""The label with the address of Temporal's web page, which a bridge gives its workers."""
+
+
+def temporal_link(worker: Worker, activity: ActivityRef) -> str:
+    """Empty if the worker is none of Temporal's, or its bridge does not know the page."""
+    page = worker.labels.get(UI_LABEL, "")
+    if not page.startswith(("http://", "https://")):
+        return ""
+    names = (worker.namespace, "workflows", activity.workflow_id, activity.run_id)
+    return "/".join([page.rstrip("/"), "namespaces", *(quote(name, safe="") for name in names)])

@@ -1,0 +1,54 @@
+"""Workflows go on while workers are killed at random: each activity has its effect, and the highest attempt has the last word."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.system.temporal.conftest import StartWorker
+from tests.system.temporal.stage import Stage, plan
+
+
+@pytest.mark.parametrize(
+    ("activities", "seconds", "workers", "kills"),
+    [(40, 0.3, 3, 2), pytest.param(200, 3.0, 5, 10, marks=pytest.mark.crash_long)],
+)
+async def test_a_workflow_completes_while_workers_are_killed(
+    stage: Stage,
+    flows: str,
+    task_queue: str,
+    start_worker: StartWorker,
+    tmp_path: Path,
+    activities: int,
+    seconds: float,
+    workers: int,
+    kills: int,
+) -> None:
+    dice = random.Random(16)
+    ledger = tmp_path / "ledger"
+    running = [start_worker(slots=4) for _ in range(workers)]
+    stage.known_worker(running[0], task_queue)
+    specs = [
+        {"name": f"a{number}", "seconds": dice.uniform(0.5, 1.5) * seconds, "ledger": str(ledger)}
+        for number in range(activities)
+    ]
+    workflow_id = stage.temporal.start(plan(task_queue, *specs, maximum_attempts=1), flows=flows)
+    for _ in range(kills):
+        victim = running.pop(dice.randrange(len(running)))
+        victim.wait_event("started")
+        victim.kill()
+        running.append(start_worker(slots=4))
+
+    results = stage.temporal.result(workflow_id)
+
+    assert [result.split()[0] for result in results] == [spec["name"] for spec in specs]
+    effects: dict[str, list[int]] = {}
+    for name, effect in map(str.split, ledger.read_text().splitlines()):
+        effects.setdefault(name, []).append(int(effect))
+    for result in results:
+        name, attempt = result.split()[0], int(result.split()[-1])
+        # An attempt may have had its effect and died before it could say so; the last one counts.
+        assert max(effects[name]) == attempt, (result, effects[name])
+        assert len(set(effects[name])) == len(effects[name])
