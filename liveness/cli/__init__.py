@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
@@ -10,6 +11,9 @@ import click
 
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.version import VERSION
+
+# gRPC's own log lines say nothing that the commands do not say themselves.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 class CommandEntry(NamedTuple):

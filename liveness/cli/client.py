@@ -43,6 +43,9 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     # A web proxy from the environment is rarely meant for gRPC, and would hide a missing server behind its own errors.
     ("grpc.enable_http_proxy", 0),
+    # gRPC would give a new channel the connection of the last one, which a stopping server is about to close: a stream that
+    # begins on it may hang.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 

@@ -49,24 +49,22 @@ def follow_events(
 def _read_stream(client: Client, request: WatchEventsRequest) -> Iterator[WatchEventsResponse]:
     """Yield the answers of one stream until it breaks. A quiet stream does not show that its server hangs, so a thread calls
     the server at intervals."""
+    # Before the stream, and not beside it: a stream that is cancelled before its channel is connected may never end.
+    _probe(client)
     stream = client.liveness.WatchEvents(request)
     stream_ended = Event()
     probe_errors: list[ServerUnavailable] = []
 
     def probe_server() -> None:
-        while True:
+        while not stream_ended.wait(client.timeout_s):
             try:
-                client.call(client.liveness.GetServerInfo, GetServerInfoRequest())
+                _probe(client)
             except ServerUnavailable as error:
                 probe_errors.append(error)
                 stream.cancel()
                 return
-            except CommandError:
-                pass  # an error reply shows that the server answers
             except ValueError:
                 return  # the channel is closed
-            if stream_ended.wait(client.timeout_s):
-                return
 
     Thread(target=probe_server, name="server-probe", daemon=True).start()
     try:
@@ -76,6 +74,15 @@ def _read_stream(client: Client, request: WatchEventsRequest) -> Iterator[WatchE
     finally:
         stream_ended.set()
         stream.cancel()
+
+
+def _probe(client: Client) -> None:
+    try:
+        client.call(client.liveness.GetServerInfo, GetServerInfoRequest())
+    except ServerUnavailable:
+        raise
+    except CommandError:
+        pass  # an error reply shows that the server answers
 
 
 @contextmanager
