@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from itertools import count
 from random import Random
@@ -12,13 +13,16 @@ PORTS = (20_000, 32_000)
 """Below the range from which the system assigns ports, so that no connection takes one between here and the server."""
 WEIGHTS = 1 << 64
 NODES_MAX = 4
+PROCESSES_MAX = 8
+"""Test processes that run at the same time. Each has ports of its own: no other takes one before its server listens."""
+_process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % PROCESSES_MAX
 _nodes = count()
 
 
 def free_port() -> int:
     random = Random()
     while True:
-        port = random.randrange(*PORTS)
+        port = random.randrange(PORTS[0] + _process, PORTS[1], PROCESSES_MAX)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

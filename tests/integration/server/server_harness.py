@@ -76,7 +76,7 @@ class ServerHarness:
         self._options = {"sink": sink, "faulty": faulty, **settings}
         values = {
             "shards": SHARDS,
-            "cluster_listen": f"127.0.0.1:{next_node_port()}",
+            "cluster_listen": f"127.0.0.1:{0 if self.url.startswith('sqlite') else next_node_port()}",
             "commit_interval_ms": 0.0,
             "shutdown_timeout_s": 5.0,
             **settings,
