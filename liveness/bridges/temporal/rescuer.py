@@ -142,7 +142,7 @@ class Rescuer:
                 wait_ms = min(wait_ms * 2, BACKOFF_MS[1])
             except RescueRefused as error:
                 self._statistics.rescues_refused += 1
-                if failures + 1 >= REFUSALS_MAX:
+                if failures >= REFUSALS_MAX:  # the loss of the worker is one of them, until an operator retries
                     self._statistics.rescues["given_up"] += 1
                     raise GiveUp(f"Temporal refuses the rescue: {error}") from error
                 raise

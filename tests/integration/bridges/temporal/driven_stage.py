@@ -156,7 +156,7 @@ class TemporalWorker:
         )
 
     async def beat(self, used_slots: int = 1) -> None:
-        """Send a heartbeat, and wait until liveness has it."""
+        """Send a heartbeat of Temporal's. The bridge may tell liveness a little later."""
         beat = WorkerHeartbeat(
             worker_instance_key=self._key,
             worker_identity="me",
