@@ -6,12 +6,15 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
+from liveness.cli.bridge_options import SERVER_PREFIX, make_bridge_settings, server_values
 from liveness.cli.client import credentials_of
 from liveness.cli.descriptor_limit import raise_descriptor_limit
+from liveness.cli.errors import UsageError
 from liveness.config.settings import Settings, load_client_settings
 from liveness.http.listen_address import loopback_address
 from liveness.telemetry.logs import configure_logging
@@ -27,17 +30,12 @@ class BridgeUnusable(Exception):
     """The message says why a server cannot run its bridge."""
 
 
-async def start_own_bridge(settings: Settings, address: str) -> TemporalBridge | None:
-    """Start the bridge that the settings of a server ask for; None if they ask for none. It is a client of its own server, at
-    `address`."""
+def own_bridge_settings(settings: Settings) -> BridgeSettings | None:
+    """The settings of the bridge that a server runs itself; None if it runs none. The address of
+    liveness is added when the server knows it. Raises BridgeUnusable."""
     if not settings.bridge_temporal:
         return None
-    # Imported here: a server without a bridge does not need it.
-    from liveness.bridges.temporal.bridge import ListenFailed, TemporalBridge
-    from liveness.bridges.temporal.settings import BridgeSettings
-    from liveness.sdk.errors import InvalidCredentials
-
-    client = load_client_settings({"address": loopback_address(address)}, os.environ)
+    client = load_client_settings({}, os.environ)
     if settings.auth == "on" and not client.token_file:
         raise BridgeUnusable(
             "the bridge needs a token where every call needs a credential; set LIVENESS_TOKEN_FILE, or run `liveness bridge temporal`"
@@ -47,18 +45,30 @@ async def start_own_bridge(settings: Settings, address: str) -> TemporalBridge |
             "the bridge must check the certificate of its server; set LIVENESS_TLS_CA_FILE, or run `liveness bridge temporal`"
         )
     try:
-        bridge = TemporalBridge(
-            BridgeSettings(
-                upstream=settings.bridge_temporal,
-                liveness=client.addresses,
-                listen=settings.bridge_listen,
-                credentials=credentials_of(client),
-            )
+        return make_bridge_settings(
+            server_values(settings),
+            upstream=settings.bridge_temporal,
+            liveness=(),
+            credentials=credentials_of(client),
+            insecure=settings.insecure,
+            prefix=SERVER_PREFIX,
         )
+    except UsageError as error:
+        raise BridgeUnusable(error.message) from error
+
+
+async def start_own_bridge(settings: BridgeSettings, address: str) -> TemporalBridge:
+    """Start the bridge of a server. It is a client of its own server, at `address`."""
+    # Imported here: a server without a bridge does not need it.
+    from liveness.bridges.temporal.bridge import ListenFailed, TemporalBridge
+    from liveness.sdk.errors import InvalidCredentials
+
+    try:
+        bridge = TemporalBridge(replace(settings, liveness=(loopback_address(address),)))
         await bridge.start()
     except (ListenFailed, InvalidCredentials) as error:
         raise BridgeUnusable(f"the bridge cannot start: {error}") from error
-    logger.info("bridge to Temporal", address=bridge.address, upstream=settings.bridge_temporal)
+    logger.info("bridge to Temporal", address=bridge.address, upstream=settings.upstream)
     return bridge
 
 

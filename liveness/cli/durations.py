@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
-
 from google.protobuf.duration_pb2 import Duration
 
-from liveness.domain.policy import DAY_MS, DURATION_MS_MAX, HOUR_MS, MINUTE_MS, SECOND_MS
-
-UNITS_MS = {"d": DAY_MS, "h": HOUR_MS, "m": MINUTE_MS, "s": SECOND_MS, "ms": 1}
-DURATION_RULE = "a duration in whole milliseconds like 250ms, 30s, 5m, 1h or 30d, at most 100 years"
-
-_PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
-
-
-def parse_ms(text: str) -> int | None:
-    """None if `text` is not a duration. Zero needs no unit."""
-    if text == "0":
-        return 0
-    if len(text) > 100 or not re.fullmatch(f"(?:{_PART.pattern})+", text):
-        return None
-    total = sum(Decimal(number) * UNITS_MS[unit] for number, unit in _PART.findall(text))
-    return int(total) if total == int(total) and total <= DURATION_MS_MAX else None
+from liveness.config.durations import DURATION_RULE as DURATION_RULE
+from liveness.config.durations import UNITS_MS
+from liveness.config.durations import parse_ms as parse_ms
+from liveness.domain.policy import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 
 def format_ms(ms: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from liveness.cli.bridge_options import SERVER_PREFIX, bridge_options
 from liveness.cli.cluster_options import cluster_tls_options
 from liveness.cli.errors import CommandError, UsageError, fail_server
 from liveness.cli.server_parts import needs_server_parts
@@ -88,9 +89,7 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
     metavar="HOST:PORT,…",
     help="Run a bridge for Temporal workers, to Temporal's frontend.  [default: none]",
 )
-@click.option(
-    "--bridge-listen", metavar="HOST:PORT", help="Where Temporal workers connect.  [default: 127.0.0.1:7233]"
-)
+@bridge_options(SERVER_PREFIX)
 @click.option(
     "--tls-cert-file",
     metavar="FILE",

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from liveness.app import Server
-from liveness.cli.bridge_process import BridgeUnusable, start_own_bridge
+from liveness.cli.bridge_process import BridgeUnusable, own_bridge_settings, start_own_bridge
 from liveness.cli.descriptor_limit import raise_descriptor_limit
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
@@ -44,6 +44,7 @@ async def serve(
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    bridge_settings = own_bridge_settings(settings)
     server = Server(settings, clock=clock)
     # Bind before the database is opened: a server must not take shards and then find its port in use.
     listen_address = bind_http(settings.http)
@@ -75,7 +76,7 @@ async def serve(
             await server.stop()
             raise
     try:
-        bridge = await start_own_bridge(settings, server.address)
+        bridge = None if bridge_settings is None else await start_own_bridge(bridge_settings, server.address)
     except BridgeUnusable:
         await server.stop()
         raise

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import force_setattr
 
-from liveness.config import cluster_settings
+from liveness.config import bridge_settings, cluster_settings
 from liveness.config.database_password import add_password_from_file
 from liveness.config.formats import (
     SECRET_CHARS_MAX,
@@ -165,6 +165,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Temporal's frontend, if this server also runs a bridge for Temporal workers."""
     bridge_listen: str = "127.0.0.1:7233"
     """Where Temporal workers connect to that bridge."""
+    bridge_upstream_tls: bool = False
+    """Connect to Temporal with TLS, also without any of the following files."""
+    bridge_upstream_ca_file: str = ""
+    bridge_upstream_cert_file: str = ""
+    """The certificate that the bridge shows Temporal."""
+    bridge_upstream_key_file: str = ""
+    bridge_upstream_server_name: str = ""
+    bridge_upstream_api_key_file: str = ""
+    """A file with an API key for calls that bring no credential of their own."""
+    bridge_tls_cert_file: str = ""
+    """The certificate that the bridge shows workers; empty: no TLS."""
+    bridge_tls_key_file: str = ""
+    bridge_tls_worker_ca_file: str = ""
+    bridge_lease: str = ""
+    """How long a Temporal worker may be silent; empty: three of its heartbeat intervals."""
+    bridge_restart_allowance: str = "30s"
+    """How long no bridge may run before silence counts."""
+    bridge_hints: str = "2s"
+    """How long a Temporal worker may take to call again after its connection broke, or off."""
+    bridge_skip: tuple[str, ...] = ()
+    """Task queues, and activity types as `type:NAME`, that are left alone."""
+    bridge_only: tuple[str, ...] = ()
+    """If not empty, all others are left alone."""
+    bridge_temporal_ui: str = ""
+    """The address of Temporal's web page, for links."""
     relay: tuple[str, ...] = ()
     """The brokers of a NATS cluster to which reschedules are published; empty: none."""
     relay_creds_file: str = ""
@@ -186,6 +211,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             force_setattr(self, name, value)
         check_tls_settings(self)
         cluster_settings.check(self)
+        bridge_settings.check(self, {field.name: field.default for field in msgspec.structs.fields(self)})
         self._check_auth()
         if self.webhook_url:
             self._check_webhook()
@@ -387,10 +413,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "webhook_queues": list_setting(is_queue_pattern, _QUEUE_PATTERNS),
     # Together with the wait for a free connection, it stays below the time that the queue allows a sink.
     "webhook_timeout_s": float_setting(0, 20, above_low=True),
-    "bridge_temporal": list_setting(
-        is_address, "HOST:PORT of Temporal's frontend, or several with commas between them", may_be_empty=True
-    ),
-    "bridge_listen": string_setting(lambda text: host_port(text) is not None, _HOST_PORT),
+    **bridge_settings.SERVER_SETTING_TYPES,
     "relay": list_setting(
         is_broker_url,
         "nats://HOST:PORT or tls://HOST:PORT, or several of one cluster with commas between them, each with "

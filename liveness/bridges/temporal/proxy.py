@@ -11,6 +11,7 @@ import grpc
 
 from liveness.bridges.temporal.messages import SERVICE
 from liveness.bridges.temporal.statistics import BridgeStatistics
+from liveness.bridges.temporal.unary_methods import UNARY_METHODS
 from liveness.bridges.temporal.upstream import Metadata, Upstream
 from liveness.clock import stopwatch
 
@@ -27,16 +28,19 @@ _TRANSPORT_METADATA = frozenset(
     }
 )
 
+OTHER_METHODS = "other"
+"""The name in metrics of all methods that are not known."""
+
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class Call:
     """A unary call on its way."""
 
-    __slots__ = ("_proxy", "context", "metadata", "method", "peer", "request", "upstream_s")
+    __slots__ = ("_upstream", "context", "metadata", "method", "peer", "request", "upstream_s")
 
-    def __init__(self, proxy: TemporalProxy, method: str, request: bytes, context: Context) -> None:
-        self._proxy = proxy
+    def __init__(self, upstream: Upstream, method: str, request: bytes, context: Context) -> None:
+        self._upstream = upstream
         self.method = method
         self.request = request
         self.context = context
@@ -48,9 +52,29 @@ class Call:
     async def pass_on(self) -> bytes:
         """Make the call at Temporal and return its answer. Raises AioRpcError."""
         elapsed = stopwatch()
+        context, channel = self.context, self._upstream.channel(self.peer)
+        upstream_call = channel.unary_method(self.method)(
+            self.request,
+            timeout=context.time_remaining(),
+            metadata=self._upstream.passed_metadata(self.metadata),
+        )
+        channel.open_calls += 1
         try:
-            return await self._proxy.call_upstream(self)
+            answer: bytes = await upstream_call
+            if initial := passed_metadata(await upstream_call.initial_metadata()):
+                await context.send_initial_metadata(initial)
+            if trailing := passed_metadata(await upstream_call.trailing_metadata()):
+                context.set_trailing_metadata(trailing)
+            return answer
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._upstream.note_unavailable(self.peer)
+            raise
+        except asyncio.CancelledError:
+            upstream_call.cancel()
+            raise
         finally:
+            channel.open_calls -= 1
             self.upstream_s += elapsed()
 
 
@@ -64,16 +88,17 @@ class TemporalProxy(grpc.GenericRpcHandler):
         """`interceptors`: by the name of a method of the workflow service."""
         self._upstream = upstream
         self._statistics = statistics
-        self._interceptors = {SERVICE + name: handler for name, handler in interceptors.items()}
+        intercepted = {SERVICE + name: handler for name, handler in interceptors.items()}
+        # Made once, not for each call.
+        self._unary_handlers = {
+            method: self._unary_handler(method, intercepted.get(method, Call.pass_on))
+            for method in UNARY_METHODS | intercepted.keys()
+        }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         method = handler_call_details.method
-        if method in self._interceptors or method in _UNARY_METHODS:
-            # gRPC recognises coroutine functions only.
-            async def pass_unary(request: bytes, context: Context) -> bytes:
-                return await self._pass_unary(method, request, context)
-
-            return grpc.unary_unary_rpc_method_handler(pass_unary)
+        if (handler := self._unary_handlers.get(method)) is not None:
+            return handler
 
         async def pass_stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             async for message in self._pass_stream(method, requests, context):
@@ -82,45 +107,27 @@ class TemporalProxy(grpc.GenericRpcHandler):
         # On the wire, a unary call is a stream of one message.
         return grpc.stream_stream_rpc_method_handler(pass_stream)
 
-    async def _pass_unary(self, method: str, request: bytes, context: Context) -> bytes:
-        elapsed = stopwatch()
-        call = Call(self, method, request, context)
-        code = grpc.StatusCode.CANCELLED
-        try:
-            interceptor = self._interceptors.get(method)
-            answer = await (call.pass_on() if interceptor is None else interceptor(call))
-            code = grpc.StatusCode.OK
-            return answer
-        except grpc.aio.AioRpcError as error:
-            code = error.code()
-            await _abort(context, error)
-            raise
-        finally:
-            self._count(method, code)
-            self._statistics.added_s.observe(max(elapsed() - call.upstream_s, 0.0))
+    def _unary_handler(self, method: str, interceptor: Interceptor) -> grpc.RpcMethodHandler[Any, Any]:
+        name = method.rpartition("/")[2]
+        upstream, calls, added_s = self._upstream, self._statistics.calls, self._statistics.added_s
 
-    async def call_upstream(self, call: Call) -> bytes:
-        channel = self._upstream.channel(call.peer)
-        upstream_call: grpc.aio.UnaryUnaryCall[bytes, bytes] = channel.channel.unary_unary(call.method)(
-            call.request,  # type: ignore[arg-type]  # without a serializer, messages are bytes
-            timeout=call.context.time_remaining(),
-            metadata=self._upstream.passed_metadata(call.metadata),
-        )
-        channel.open_calls += 1
-        try:
-            answer: bytes = await upstream_call
-            await _pass_initial(call.context, await upstream_call.initial_metadata())
-            trailing = passed_metadata(await upstream_call.trailing_metadata())
-            if trailing:
-                call.context.set_trailing_metadata(trailing)
-            return answer
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._upstream.note_unavailable(call.peer)
-            raise
-        finally:
-            channel.open_calls -= 1
-            upstream_call.cancel()
+        async def pass_unary(request: bytes, context: Context) -> bytes:
+            elapsed = stopwatch()
+            call = Call(upstream, method, request, context)
+            code = grpc.StatusCode.CANCELLED
+            try:
+                answer = await interceptor(call)
+                code = grpc.StatusCode.OK
+                return answer
+            except grpc.aio.AioRpcError as error:
+                code = error.code()
+                await _abort(context, error)
+                raise
+            finally:
+                calls[name, code.name] += 1
+                added_s.observe(max(elapsed() - call.upstream_s, 0.0))
+
+        return grpc.unary_unary_rpc_method_handler(pass_unary)
 
     async def _pass_stream(
         self, method: str, requests: AsyncIterator[bytes], context: Context
@@ -152,21 +159,15 @@ class TemporalProxy(grpc.GenericRpcHandler):
         finally:
             channel.open_calls -= 1
             upstream_call.cancel()
-            self._count(method, code)
-
-    def _count(self, method: str, code: grpc.StatusCode) -> None:
-        # Names of methods come from clients: only those of known services are kept apart.
-        name = (
-            method.removeprefix(SERVICE)
-            if method in _UNARY_METHODS or method in self._interceptors
-            else "other"
-        )
-        self._statistics.calls[name, code.name] += 1
+            # Names of methods come from clients: those of unknown ones are not kept apart.
+            self._statistics.calls[OTHER_METHODS, code.name] += 1
 
 
 def passed_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
     """The metadata that programs set, without that of their gRPC libraries."""
-    return tuple((name, value) for name, value in metadata or () if name not in _TRANSPORT_METADATA)
+    if not metadata:
+        return ()
+    return tuple([item for item in metadata if item[0] not in _TRANSPORT_METADATA])
 
 
 async def _pass_initial(context: Context, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
@@ -180,32 +181,3 @@ async def _abort(context: Context, error: grpc.aio.AioRpcError) -> None:
     except (asyncio.InvalidStateError, grpc.aio.UsageError):
         pass  # it was sent before
     await context.abort(error.code(), error.details() or "", passed_metadata(error.trailing_metadata()))
-
-
-_UNARY_METHODS = frozenset(
-    SERVICE + name
-    for name in (
-        "CountWorkflowExecutions",
-        "DescribeTaskQueue",
-        "DescribeWorkflowExecution",
-        "GetClusterInfo",
-        "GetSystemInfo",
-        "GetWorkflowExecutionHistory",
-        "ListWorkflowExecutions",
-        "PollNexusTaskQueue",
-        "PollWorkflowExecutionUpdate",
-        "QueryWorkflow",
-        "RecordActivityTaskHeartbeatById",
-        "RequestCancelWorkflowExecution",
-        "RespondNexusTaskCompleted",
-        "RespondNexusTaskFailed",
-        "RespondQueryTaskCompleted",
-        "RespondWorkflowTaskFailed",
-        "SignalWithStartWorkflowExecution",
-        "SignalWorkflowExecution",
-        "StartWorkflowExecution",
-        "TerminateWorkflowExecution",
-        "UpdateWorkflowExecution",
-    )
-)
-"""Methods that are known to be unary: gRPC serves them faster than streams."""

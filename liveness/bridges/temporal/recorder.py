@@ -42,6 +42,8 @@ SPACING_MS = 25
 """Between two heartbeats of one worker: liveness takes 50 a second."""
 RENEWAL_SPACING_MS = 500
 """The same if there is nothing to tell but that the worker lives."""
+RENEWALS_APART_MS = 100
+"""Between two calls that say so: the renewals of many workers travel together."""
 RETRY_MS = 500
 CALL_TIMEOUT_MS = 2_000
 LEASE_MS_MIN = 1_000
@@ -75,6 +77,8 @@ class Recorder:
         self._wake = asyncio.Event()
         self._left_alone: dict[bytes, None] = {}
         """Task tokens that this bridge has handed out without a record, oldest first."""
+        self._renewed_ms = clock.monotonic_ms() - RENEWALS_APART_MS
+        """When renewals were sent last."""
         self._is_away = False
         self._away_until_ms = 0
         self._intervals: dict[tuple[str, str], int] = {}
@@ -111,6 +115,7 @@ class Recorder:
             return None
         now_ms = self._clock.monotonic_ms()
         entry = self._entry(namespace, beat.worker_key)
+        known = entry.has_heartbeats, entry.interval_ms, entry.is_stopping
         entry.describe_by_heartbeat(beat)
         if entry.interval_ms and len(self._intervals) < QUEUES_MAX:
             self._intervals[namespace, entry.profile.task_queue] = entry.interval_ms
@@ -120,7 +125,8 @@ class Recorder:
         entry.has_said_goodbye = False
         self._drop_finished(entry, beat, now_ms)
         entry.hear(now_ms)
-        entry.is_urgent = True
+        if known != (entry.has_heartbeats, entry.interval_ms, entry.is_stopping):
+            entry.is_urgent = True
         self._mark(entry)
         return entry
 
@@ -266,8 +272,10 @@ class Recorder:
         return entry
 
     def _mark(self, entry: WorkerEntry) -> None:
-        self._dirty[entry.namespace, entry.key] = entry
-        self._wake.set()
+        worker = entry.namespace, entry.key
+        if worker not in self._dirty or entry.has_changes or entry.is_urgent:
+            self._dirty[worker] = entry
+            self._wake.set()
 
     def _hold(self, entry: WorkerEntry, task_token: bytes, reference: ActivityRef) -> None:
         entry.held[task_token] = reference
@@ -370,17 +378,24 @@ class Recorder:
             return self._away_until_ms - now_ms if self._dirty else None
         due: dict[str, list[WorkerEntry]] = {}
         next_ms: int | None = None
+        renewals_ms, has_renewals = self._renewed_ms + RENEWALS_APART_MS, False
         for worker, entry in list(self._dirty.items()):
             if entry.is_sending:
                 continue  # it is looked at again when the heartbeat is answered
-            spacing_ms = SPACING_MS if entry.has_changes or entry.is_urgent else RENEWAL_SPACING_MS
-            at_ms = max(entry.sent_ms + spacing_ms, entry.retry_ms)
+            is_renewal = not (entry.has_changes or entry.is_urgent)
+            if is_renewal:
+                at_ms = max(entry.sent_ms + RENEWAL_SPACING_MS, entry.retry_ms, renewals_ms)
+            else:
+                at_ms = max(entry.sent_ms + SPACING_MS, entry.retry_ms)
             if at_ms > now_ms:
                 next_ms = at_ms if next_ms is None else min(next_ms, at_ms)
                 continue
+            has_renewals = has_renewals or is_renewal
             del self._dirty[worker]
             entry.is_sending = True
             due.setdefault(entry.namespace, []).append(entry)
+        if has_renewals:
+            self._renewed_ms = now_ms
         for namespace, entries in due.items():
             for start in range(0, len(entries), BATCH_MAX):
                 self._tasks.start(self._send(namespace, entries[start : start + BATCH_MAX]))
@@ -398,6 +413,7 @@ class Recorder:
                 entry.is_sending = False
                 if entry.has_changes or entry.wants_renewal:
                     self._mark(entry)
+            self._wake.set()  # what was marked meanwhile was passed over
 
     async def _send_heartbeats(self, namespace: str, entries: list[WorkerEntry]) -> None:
         now_ms = self._clock.monotonic_ms()

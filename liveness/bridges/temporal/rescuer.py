@@ -142,6 +142,7 @@ class Rescuer:
                 wait_ms = min(wait_ms * 2, BACKOFF_MS[1])
             except RescueRefused as error:
                 self._statistics.rescues_refused += 1
+                # The loss of the worker counts as the first failure, unless an operator has retried the rescue.
                 if failures >= REFUSALS_MAX:
                     self._statistics.rescues["given_up"] += 1
                     raise GiveUp(f"Temporal refuses the rescue: {error}") from error

@@ -46,6 +46,14 @@ class UpstreamChannel:
     open_calls: int = 0
     admitted: set[str] = field(default_factory=set)
     """Namespaces in which Temporal has served this client."""
+    _unary_methods: dict[str, Any] = field(default_factory=dict)
+
+    def unary_method(self, method: str) -> Any:
+        """The function that calls a unary method with bytes. `method`: one of those that the bridge knows; each is kept."""
+        found = self._unary_methods.get(method)
+        if found is None:
+            found = self._unary_methods[method] = self.channel.unary_unary(method)
+        return found
 
 
 class Upstream:

@@ -39,6 +39,10 @@ class UpstreamServer(grpc.GenericRpcHandler):
         await server.start()
         self.address = f"127.0.0.1:{port}"
 
+    def requests(self, method: str) -> list[bytes]:
+        """All requests of a method, oldest first."""
+        return [request for called, request in self.calls if called == method]
+
     async def stop(self) -> None:
         assert self._server is not None
         await self._server.stop(0)
