@@ -12,7 +12,7 @@ import click
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.version import VERSION
 
-# gRPC's own log lines say nothing that the commands do not say themselves.
+# gRPC reads this when it is imported. Commands report in one sentence what its own log lines say, such as a port in use.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 

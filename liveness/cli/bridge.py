@@ -61,7 +61,6 @@ def temporal(*, metrics: str, log_level: str, log_format: str, **flags: Any) -> 
       liveness bridge temporal --upstream a:7233,b:7233 --listen 0.0.0.0:7233 --address liveness:7400 --hints off
       liveness bridge temporal --upstream ns.acct.tmprl.cloud:7233 --upstream-tls --upstream-api-key-file key --skip 'type:slow_*'
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = bridge_settings(flags)
     if metrics and not is_address(metrics):
         raise UsageError(f"--metrics is {metrics!r}, but must be HOST:PORT")

@@ -85,7 +85,6 @@ def demo(
     # gRPC reads these when it is imported. Its fork handlers can crash a child process before that starts its program,
     # and its messages about connections that the demo cuts itself are noise.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: help must be shown at once.
     from rich.console import Console
 

@@ -71,8 +71,6 @@ def frontend(*, config: str | None, **flags: Any) -> None:
       liveness frontend --nodes a.example:8400 --cluster-cert-file frontend.pem --cluster-key-file frontend.key --cluster-ca-file ca.pem
     """
     settings = settings_from_flags(flags, config)
-    # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.frontend_process import serve as run_frontend
     from liveness.rpc.tracing import TracingNotInstalled

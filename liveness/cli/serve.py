@@ -126,8 +126,6 @@ def serve(*, config: str | None, **flags: Any) -> None:
       liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
     """
     settings = settings_from_flags(flags, config)
-    # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.bridge_process import BridgeUnusable
     from liveness.cli.server_process import serve as run_server

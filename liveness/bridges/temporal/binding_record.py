@@ -1,4 +1,4 @@
-"""What a binding in liveness says about a Temporal attempt: its names, and its token with everything that a rescue needs."""
+"""A binding in liveness names a Temporal attempt, and carries everything that a rescue needs in its token."""
 
 from __future__ import annotations
 

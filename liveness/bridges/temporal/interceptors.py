@@ -1,4 +1,4 @@
-"""What the bridge does with the calls that say something about workers. A call that it cannot read passes all the same."""
+"""Interceptors read the calls that say something about workers, and record it. A call that they cannot read passes all the same."""
 
 from __future__ import annotations
 

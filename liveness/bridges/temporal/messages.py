@@ -15,9 +15,9 @@ IDENTITY = "liveness-bridge"
 FAILURE_TYPE = "LivenessWorkerLost"
 
 STATUS_SHUTTING_DOWN = 2
-"""Of `temporal.api.enums.v1.WorkerStatus`."""
+"""A value of `temporal.api.enums.v1.WorkerStatus`."""
 PENDING_CANCEL_REQUESTED = 3
-"""Of `temporal.api.enums.v1.PendingActivityState`."""
+"""A value of `temporal.api.enums.v1.PendingActivityState`."""
 
 
 def duration_ms(fields: Fields) -> int:
@@ -25,7 +25,7 @@ def duration_ms(fields: Fields) -> int:
 
 
 class Caller(NamedTuple):
-    """Who sends a poll or completes a workflow task."""
+    """The worker that sends a poll or completes a workflow task."""
 
     namespace: str
     worker_key: str
@@ -70,7 +70,7 @@ class HandedOut:
     maximum_attempts: int
     """0: no limit."""
     opted_out: bool
-    """Its header says `liveness=off`."""
+    """Whether the activity's header says `liveness=off`."""
 
 
 def read_activity_task(answer: bytes) -> HandedOut | None:
