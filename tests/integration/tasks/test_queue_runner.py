@@ -118,18 +118,41 @@ async def test_a_damaged_row_is_dead_lettered_as_it_is_and_its_queue_goes_on(
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"])
+@pytest.mark.parametrize("column", ["activity", "kind", "namespace", "worker_key"])
 async def test_a_row_that_is_no_text_is_dead_lettered(
-    store: FaultyStore, store_database: StoreDatabase
+    store: FaultyStore, store_database: StoreDatabase, column: str
 ) -> None:
     """SQLite stores any bytes as text; its driver cannot read them as such."""
     sink = Sink()
     engine = await engine_on(store, sink)
     await lose(engine, activity("a"), activity("b"))
-    await store_database.execute("UPDATE tasks SET activity = CAST(x'ff7b' AS TEXT) WHERE task_id = 1")
+    await store_database.execute(f"UPDATE tasks SET {column} = CAST(x'ff7b' AS TEXT) WHERE task_id = 1")
     await engine.queue.run_until_idle()
     assert len(sink.offered) == 1
     [dead] = await store.list_tasks(None, [TaskState.DEAD_LETTERED], 0, 10)
+    assert (dead.task_id, dead.attempts) == (1, 1)
     assert "utf-8" in dead.last_error
+    [count] = [
+        count for count in await store.count_tasks([dead.shard_id]) if count.state is TaskState.DEAD_LETTERED
+    ]
+    assert (count.tasks, count.namespace) == (1, dead.task.namespace)
+    if column == "namespace":
+        assert count.namespace == "\\xff{", "it can be shown"
+    await engine.stop()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_a_task_whose_last_error_is_no_text_is_executed(
+    store: FaultyStore, store_database: StoreDatabase
+) -> None:
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    await lose(engine, activity("a"), activity("b"))
+    await store_database.execute("UPDATE tasks SET last_error = CAST(x'ff7b' AS TEXT) WHERE task_id = 1")
+    assert {task.last_error for task in await store.list_tasks(None, ALL, 0, 10)} == {"\\xff{", ""}
+    await engine.queue.run_until_idle()
+    assert sorted(sink.offered) == [("a", 2), ("b", 2)]
+    assert await states(store) == [TaskState.DONE, TaskState.DONE]
     await engine.stop()
 
 
