@@ -60,8 +60,11 @@ class Authority:
     ) -> Issued:
         return _issue("server", self._own, names=SERVER_NAMES, starts=starts, lasts=lasts)
 
-    def issue_client(self, name: str = "client", uri: str = "") -> Issued:
-        return _issue(name, self._own, uri=uri)
+    def issue_client(
+        self, name: str = "client", uri: str = "", *, ends_in: timedelta = timedelta(days=30)
+    ) -> Issued:
+        starts = -timedelta(hours=1)
+        return _issue(name, self._own, uri=uri, starts=starts, lasts=ends_in - starts)
 
 
 @dataclass(frozen=True, slots=True)

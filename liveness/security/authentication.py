@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from cryptography import x509
 
 from liveness.clock import Clock
 from liveness.domain.errors import Unauthenticated
@@ -20,6 +23,7 @@ from liveness.security.principal import (
     AUTHORIZATION_HEADER,
     CERTIFICATE,
     CERTIFICATE_PREFIX,
+    EXPIRED_CERTIFICATE,
     INVALID_TOKEN,
     Caller,
     Principal,
@@ -40,6 +44,14 @@ class CallContext(Protocol):
     def invocation_metadata(self) -> Any: ...
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
+
+
+class ClientCertificate(NamedTuple):
+    """What a client certificate that TLS has verified says."""
+
+    name: str
+    expires_wall_ms: int = 0
+    """0 if whoever verified it sees to that."""
 
 
 class OpenStream:
@@ -81,14 +93,26 @@ class CallerRegistry(ABC):
     async def identify(self, context: CallContext) -> Caller:
         return self.known(context.invocation_metadata()) or await self.authenticate(context)
 
-    def certificate_of(self, context: CallContext) -> str | None:
-        """The name in the client certificate with which the call came; None if there is none."""
+    def certificate_of(self, context: CallContext) -> ClientCertificate:
+        """The client certificate with which the call came. Raises `Unauthenticated` if there is none, or if it has expired since
+        its connection began."""
+        certificate = self._shown_certificate(context)
+        if certificate is None:
+            raise Unauthenticated
+        if 0 < certificate.expires_wall_ms <= self._clock.wall_ms():
+            raise Unauthenticated(why=EXPIRED_CERTIFICATE)
+        return certificate
+
+    def _shown_certificate(self, context: CallContext) -> ClientCertificate | None:
         if self._http_callers is not None:
             http_caller = self._http_callers.caller_of(context.invocation_metadata())
             if http_caller is not None:
                 # The certificate of the connection is then that of this process.
-                return http_caller.certificate or None
-        return certificate_name(context.auth_context())
+                name = http_caller.certificate
+                return ClientCertificate(name, http_caller.expires_wall_ms) if name else None
+        auth_context = context.auth_context()
+        shown_name = certificate_name(auth_context)
+        return None if shown_name is None else ClientCertificate(shown_name, certificate_expiry(auth_context))
 
     def remember(self, header: str, caller: Caller, until_wall_ms: int) -> None:
         """At the end of the hour the caller is forgotten, too, because its use is counted by the hour (`noted_hosts`)."""
@@ -111,6 +135,11 @@ class CallerRegistry(ABC):
     def open_streams(self) -> list[OpenStream]:
         return list(self._streams)
 
+    def end_streams(self, is_over: Callable[[Caller], bool]) -> None:
+        for stream in self.open_streams():
+            if not stream.revoked.done() and is_over(stream.caller):
+                stream.revoked.set_result(None)
+
 
 class Authenticator(CallerRegistry):
     """Verifies credentials at a node."""
@@ -127,8 +156,8 @@ class Authenticator(CallerRegistry):
         self.tokens = tokens
         self._verifier = verifier
         self._certificate_rules = tuple(rule for rule in certificate_rules if rule.claim == CERTIFICATE_CLAIM)
-        self._certificate_callers: dict[str, Caller] = {}
-        """By the certificate's name. The rules that grant something to it never change."""
+        self._certificate_callers: dict[ClientCertificate, Caller] = {}
+        """The rules that grant something to a certificate never change."""
         tokens.on_change = self.recheck
         tokens.on_poll = self.end_expired_streams
 
@@ -136,25 +165,23 @@ class Authenticator(CallerRegistry):
         header = authorization_of(context.invocation_metadata())
         if header is not None:
             return self.authenticate_header(header)
-        name = self.certificate_of(context)
-        if name is None:
-            raise Unauthenticated
-        return self.authenticate_certificate(name)
+        return self.authenticate_certificate(self.certificate_of(context))
 
     def identify_header(self, header: str) -> Caller:
         return self.known_header(header) or self.authenticate_header(header)
 
-    def authenticate_certificate(self, name: str) -> Caller:
-        """`name`: that in a certificate which this server or a frontend has verified."""
+    def authenticate_certificate(self, certificate: ClientCertificate) -> Caller:
+        """`certificate`: one that this server or a frontend has verified."""
         if not self._certificate_rules:
             raise Unauthenticated
-        caller = self._certificate_callers.get(name)
+        caller = self._certificate_callers.get(certificate)
         if caller is None:
+            name, expires_wall_ms = certificate
             grants = grants_for(self._certificate_rules, {CERTIFICATE_CLAIM: name})
-            caller = Caller(Principal(CERTIFICATE_PREFIX + name, grants, CERTIFICATE, name))
+            caller = Caller(Principal(CERTIFICATE_PREFIX + name, grants, CERTIFICATE, name, expires_wall_ms))
             if len(self._certificate_callers) >= CACHE_ENTRIES_MAX:
                 self._certificate_callers.clear()
-            self._certificate_callers[name] = caller
+            self._certificate_callers[certificate] = caller
         return caller
 
     def authenticate_header(self, header: str) -> Caller:
@@ -176,10 +203,7 @@ class Authenticator(CallerRegistry):
     def end_expired_streams(self) -> None:
         """Credentials expire without a change of the tokens or keys."""
         now_ms = self._clock.wall_ms()
-        for stream in self.open_streams():
-            expires_ms = stream.caller.principal.expires_wall_ms
-            if expires_ms and now_ms >= expires_ms and not stream.revoked.done():
-                stream.revoked.set_result(None)
+        self.end_streams(lambda caller: caller.principal.has_expired(now_ms))
 
     def recheck(self) -> None:
         """Verify everybody again, since tokens or keys have changed: end the streams of those whose credential is not valid
@@ -209,3 +233,18 @@ def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> str | None:
     names = [*auth_context.get("x509_subject_alternative_name", ())]
     uris = [name for name in names if b"://" in name]
     return first_name((*uris, *auth_context.get("x509_common_name", ())))
+
+
+def certificate_expiry(auth_context: Mapping[str, Iterable[bytes]]) -> int:
+    """When a verified client certificate expires, in milliseconds. One that does not say so is refused."""
+    pem = next(iter(auth_context.get("x509_pem_cert", ())), b"")
+    try:
+        return _expiry(pem)
+    except ValueError:
+        raise Unauthenticated from None
+
+
+@lru_cache(maxsize=CACHE_ENTRIES_MAX)
+def _expiry(pem: bytes) -> int:
+    """Remembered, because every call on a connection shows the same certificate."""
+    return int(x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()) * 1_000

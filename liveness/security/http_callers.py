@@ -7,6 +7,7 @@ tells the calls of HTTP from others. It is no credential: it only proves that wh
 from __future__ import annotations
 
 import secrets
+import ssl
 from collections.abc import Iterable, Mapping
 from hmac import compare_digest
 from typing import Any
@@ -21,6 +22,8 @@ class HttpCaller(msgspec.Struct, frozen=True, array_like=True):
     address: str
     certificate: str = ""
     """The name in the client certificate that TLS has verified; empty if there is none."""
+    expires_wall_ms: int = 0
+    """When the certificate expires."""
 
 
 class HttpCallers:
@@ -30,7 +33,7 @@ class HttpCallers:
     def describe(self, address: str, certificate: Mapping[str, Any]) -> tuple[tuple[str, bytes], ...]:
         """What a call of HTTP carries about its caller. `certificate`: as Python's `ssl` describes one that it has verified;
         empty if there is none."""
-        return self.metadata(HttpCaller(address, name_in(certificate) or ""))
+        return self.metadata(HttpCaller(address, name_in(certificate) or "", expiry_in(certificate)))
 
     def metadata(self, caller: HttpCaller) -> tuple[tuple[str, bytes], ...]:
         return ((HTTP_CALLER_HEADER, self._key + msgspec.msgpack.encode(caller)),)
@@ -59,6 +62,11 @@ def name_in(certificate: Mapping[str, Any]) -> str | None:
         if key == "commonName"
     ]
     return first_name((*uris, *common_names[:1]))
+
+
+def expiry_in(certificate: Mapping[str, Any]) -> int:
+    """When it expires, in milliseconds; 0 if there is none."""
+    return int(ssl.cert_time_to_seconds(certificate["notAfter"])) * 1_000 if certificate else 0
 
 
 def first_name(names: Iterable[bytes]) -> str | None:

@@ -21,6 +21,8 @@ token."""
 INVALID_TOKEN = "the token is not valid, or not any more"
 """One sentence for every reason: an attacker must not learn whether a token exists, has expired or was revoked."""
 
+EXPIRED_CERTIFICATE = "the client certificate is not valid any more"
+
 TOKEN = "token"
 SESSION = "session"
 JWT = "jwt"
@@ -87,6 +89,9 @@ class Principal:
         """Whether the principal has the role in the whole namespace; empty for all namespaces."""
         return "" in self.key_prefixes(frozenset({role}), namespace)
 
+    def has_expired(self, now_wall_ms: int) -> bool:
+        return 0 < self.expires_wall_ms <= now_wall_ms
+
     def has_any_role(self, namespace: str) -> bool:
         return any(grant.covers(namespace) for grant in self.grants)
 
@@ -106,6 +111,12 @@ class Caller:
         self.item_principals = item_principals
         self.noted_hosts: set[str] = set()
         """Hosts whose use of the credential was counted in this hour."""
+
+
+def invalid_credential(principal: Principal) -> Unauthenticated:
+    """The error for a principal whose credential is not valid any more."""
+    is_certificate = principal.credential_kind == CERTIFICATE
+    return Unauthenticated(why=EXPIRED_CERTIFICATE if is_certificate else INVALID_TOKEN)
 
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)

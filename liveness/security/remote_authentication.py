@@ -12,6 +12,7 @@ from liveness.security.authentication import (
     CACHE_ENTRIES_MAX,
     CallContext,
     CallerRegistry,
+    ClientCertificate,
     authorization_of,
 )
 from liveness.security.grants import parse_grants
@@ -41,17 +42,14 @@ class RemoteAuthenticator(CallerRegistry):
         super().__init__(clock, http_callers)
         self._ask_node = ask_node
         self._questions: dict[str, _Question] = {}
-        self._by_certificate: dict[str, tuple[Caller, int]] = {}
-        """Who a name in a certificate belongs to, and until when that is remembered."""
+        self._by_certificate: dict[ClientCertificate, tuple[Caller, int]] = {}
+        """Who a certificate belongs to, and until when that is remembered."""
 
     async def authenticate(self, context: CallContext) -> Caller:
         header = authorization_of(context.invocation_metadata())
         if header is not None:
             return await self._authenticate_once(header)
-        name = self.certificate_of(context)
-        if name is None:
-            raise Unauthenticated
-        return await self._authenticate_certificate(name)
+        return await self._authenticate_certificate(self.certificate_of(context))
 
     async def _authenticate_once(self, header: str) -> Caller:
         """Calls that come while a node is asked about the same header share the answer: a busy client has hundreds of calls
@@ -79,15 +77,25 @@ class RemoteAuthenticator(CallerRegistry):
         self.remember(header, caller, asked_wall_ms + REMEMBERED_MS)
         return caller
 
-    async def _authenticate_certificate(self, name: str) -> Caller:
+    async def _authenticate_certificate(self, certificate: ClientCertificate) -> Caller:
         asked_wall_ms = self._clock.wall_ms()
-        known = self._by_certificate.get(name)
+        known = self._by_certificate.get(certificate)
         if known is not None and asked_wall_ms < known[1]:
             return known[0]
-        caller = Caller(await self._ask(AuthenticateRequest(certificate=name)))
+        named = await self._ask(AuthenticateRequest(certificate=certificate.name))
+        # The node knows what the name grants; when the certificate expires is known here only.
+        caller = Caller(
+            Principal(
+                named.name,
+                named.grants,
+                named.credential_kind,
+                named.credential_id,
+                certificate.expires_wall_ms,
+            )
+        )
         if len(self._by_certificate) >= CACHE_ENTRIES_MAX:
             self._by_certificate.clear()
-        self._by_certificate[name] = caller, asked_wall_ms + REMEMBERED_MS
+        self._by_certificate[certificate] = caller, asked_wall_ms + REMEMBERED_MS
         return caller
 
     async def _ask(self, request: AuthenticateRequest) -> Principal:
@@ -104,7 +112,11 @@ class RemoteAuthenticator(CallerRegistry):
         """End streams whose caller's credential is not valid any more."""
         while True:
             await self._clock.sleep(REMEMBERED_MS)
-            # A caller with a certificate has no header; its certificate was verified for as long as its connection lasts.
+            # A caller with a certificate has no header; no node needs to be asked whether it has expired.
+            now_ms = self._clock.wall_ms()
+            self.end_streams(
+                lambda caller: not caller.authorization and caller.principal.has_expired(now_ms)  # noqa: B023  # called at once
+            )
             headers = {stream.caller.authorization for stream in self.open_streams()} - {""}
             questions = asyncio.Semaphore(QUESTIONS_MAX)
             await asyncio.gather(*(self._recheck(header, questions) for header in headers))
@@ -114,11 +126,10 @@ class RemoteAuthenticator(CallerRegistry):
             try:
                 await self._authenticate_header(header)
             except Unauthenticated:
-                self._revoke(header)
+                self.end_streams(lambda caller: caller.authorization == header)
             except LivenessError:
-                pass  # no node can be asked; streams stay as they are until one can
-
-    def _revoke(self, header: str) -> None:
-        for stream in self.open_streams():
-            if stream.caller.authorization == header and not stream.revoked.done():
-                stream.revoked.set_result(None)
+                # No node can be asked. Streams stay as they are until one can, or until their credential expires.
+                now_ms = self._clock.wall_ms()
+                self.end_streams(
+                    lambda caller: caller.authorization == header and caller.principal.has_expired(now_ms)
+                )

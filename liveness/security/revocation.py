@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Protocol
 
-from liveness.domain.errors import Unauthenticated
 from liveness.security.authentication import OpenStream
-from liveness.security.principal import INVALID_TOKEN, Caller
+from liveness.security.principal import Caller, invalid_credential
 
 
 class StreamRegistry(Protocol):
@@ -26,7 +25,7 @@ async def unless_revoked(registry: StreamRegistry, serving: Coroutine[Any, Any, 
     try:
         await asyncio.wait({answer, stream.revoked}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            raise Unauthenticated(why=INVALID_TOKEN)
+            raise invalid_credential(caller.principal)
         return answer.result()
     finally:
         registry.close_stream(stream)
@@ -47,7 +46,7 @@ async def until_revoked(
             await asyncio.wait({waiting, stream.revoked}, return_when=asyncio.FIRST_COMPLETED)
             # Also if there is a message: a busy stream always has one.
             if stream.revoked.done():
-                raise Unauthenticated(why=INVALID_TOKEN)
+                raise invalid_credential(caller.principal)
             try:
                 yield waiting.result()
             except StopAsyncIteration:

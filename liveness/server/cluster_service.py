@@ -19,7 +19,7 @@ from liveness.domain.keys import WorkerKey
 from liveness.engine.node import Node
 from liveness.expiry.death_rate import DeathCount
 from liveness.routing.routing_table import RoutingTable
-from liveness.security.authentication import Authenticator
+from liveness.security.authentication import Authenticator, ClientCertificate
 from liveness.server import activity_wire, cluster_wire
 from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
@@ -101,7 +101,7 @@ class ClusterService:
         if self._authenticator is None:
             raise Unauthenticated(why="this node asks nobody; set auth to on")
         principal = (
-            self._authenticator.authenticate_certificate(request.certificate)
+            self._authenticator.authenticate_certificate(ClientCertificate(request.certificate))
             if request.certificate and not request.authorization
             else self._authenticator.identify_header(request.authorization)
         ).principal

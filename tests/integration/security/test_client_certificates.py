@@ -7,6 +7,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,6 +147,29 @@ async def test_http_is_not_its_own_caller_where_it_uses_the_public_listener(
         assert (await get(server.http_port, SESSION, parties, nobody, tmp_path))[0] == 401
         status, session = await get(server.http_port, SESSION, parties, parties.oncall, tmp_path)
         assert (status, session["principal"]) == (200, "cert:oncall")
+
+
+async def test_a_certificate_that_expires_ends_its_streams_and_calls(
+    tmp_path: Path, parties: Parties
+) -> None:
+    """On a connection that goes on."""
+    uri = "spiffe://example.org/render/9"
+    short = parties.clients.issue_client("short", uri, ends_in=timedelta(seconds=4))
+    settings = {**parties.settings, "auth": "on", "auth_jwt_grants": RULES}
+    request = service_pb2.WatchEventsRequest(namespace=NAMESPACE)
+    async with (
+        tls_server(tmp_path, **settings) as server,
+        channel_of(server.address, parties, short) as channel,
+        channel_of(server.address, parties, parties.render) as other,
+    ):
+        stream = Client(channel, None).liveness.WatchEvents(request)
+        kept = Client(other, None).liveness.WatchEvents(request)
+        for opened in (stream, kept):
+            await opened.read()
+        assert await asyncio.wait_for(stream.code(), 30) is grpc.StatusCode.UNAUTHENTICATED
+        assert (await refusal(who(Client(channel, None)))).reason == "UNAUTHENTICATED"
+        assert not kept.done()
+        kept.cancel()
 
 
 @pytest.fixture

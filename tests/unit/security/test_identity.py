@@ -15,6 +15,7 @@ from liveness.security.grant_rules import grants_for, parse_grant_rule
 from liveness.security.principal import Caller, Principal, current_caller
 from liveness.security.redaction import redact_error, redact_json, short_hash
 from liveness.security.token_table import TokenTable
+from tests.certificates import Authority
 
 
 def rules(*texts: str) -> list[Any]:
@@ -51,6 +52,9 @@ def test_anything_else_is_no_rule(text: str) -> None:
     assert parse_grant_rule(text) is None
 
 
+ISSUED = Authority().issue_client()
+
+
 @pytest.mark.parametrize(
     ("context", "name"),
     [
@@ -79,7 +83,7 @@ class CertificateCall:
         return ()
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        return {"x509_common_name": [self._name.encode()]}
+        return {"x509_common_name": [self._name.encode()], "x509_pem_cert": [ISSUED.cert_pem]}
 
 
 async def test_each_certificate_has_its_own_principal_and_grants(monkeypatch: pytest.MonkeyPatch) -> None:

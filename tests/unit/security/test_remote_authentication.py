@@ -11,6 +11,7 @@ from liveness.clock import ManualClock
 from liveness.domain.errors import Unauthenticated
 from liveness.security.remote_authentication import REMEMBERED_MS, RemoteAuthenticator
 from liveness.v1.cluster_pb2 import AuthenticateRequest, AuthenticateResponse
+from tests.certificates import Authority, Issued
 
 
 class Call:
@@ -134,3 +135,38 @@ async def test_a_remembered_answer_is_forgotten_after_half_a_second(
     assert frontend.known_header("Bearer a") is not None
     clock.move(1)
     assert frontend.known_header("Bearer a") is None
+
+
+class CertificateCall:
+    """What gRPC says about a call with this client certificate."""
+
+    def __init__(self, issued: Issued) -> None:
+        self._issued = issued
+
+    def invocation_metadata(self) -> Any:
+        return ()
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_common_name": [b"client"], "x509_pem_cert": [self._issued.cert_pem]}
+
+
+async def test_a_stream_ends_when_the_certificate_of_its_caller_expires(node: AskedNode) -> None:
+    issued = Authority().issue_client()
+    expires_ms = int(issued.certificate.not_valid_after_utc.timestamp()) * 1_000
+    clock = ManualClock(wall_ms=expires_ms - 2 * REMEMBERED_MS)
+    frontend = RemoteAuthenticator(clock, node.ask)
+    asking = asyncio.create_task(frontend.identify(CertificateCall(issued)))
+    await settled()
+    node.questions[0][1].set_result(AuthenticateResponse(principal="cert:client", credential="certificate"))
+    stream = frontend.open_stream(await asking)
+    running = asyncio.create_task(frontend.run())
+    await settled()
+    clock.move(REMEMBERED_MS)
+    await settled()
+    assert not stream.revoked.done()
+    clock.move(REMEMBERED_MS)
+    await settled()
+    assert stream.revoked.done()
+    with pytest.raises(Unauthenticated):
+        await frontend.identify(CertificateCall(issued))
+    running.cancel()
