@@ -1,15 +1,19 @@
 """Fires due timers, and ends the leases that are over.
 
 For most timers: pop → execute → arm again or drop. Workers whose death is due take more steps: due → heard → throttle →
-ended. They wait until this process has heard everything that had arrived when they were found to be due; then the
-throttle decides about all of them together. Those that do not fit into one commit are deferred to the next.
+ended. They wait until this process has heard everything that had arrived when they were found to be due. Then the throttle
+decides, and counts all of them together. Those that do not fit into one commit are deferred to the next.
+
+Many leases that are over together are found, chosen and ended in slices, between which the event loop serves others. A worker may
+be heard of between two slices, or its shard may leave. So every slice examines a lease again before it does anything to it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Set
 
+from liveness.background import BackgroundTasks
 from liveness.dispatch.reconciler import BindingReconciler
 from liveness.domain.activity import activity_timer as activity_timer_of
 from liveness.domain.keys import ActivityKey, WorkerKey
@@ -21,20 +25,37 @@ from liveness.engine.shard import Shard
 from liveness.engine.timers import TimerKey
 from liveness.expiry.lease_deadlines import LeaseEnd
 from liveness.expiry.throttle import DueLease
+from liveness.slices import SLICE_US, end_slice
 from liveness.tasks.activity_due import make_activity_available
 from liveness.tasks.contract import Done, NotYet, Stale, TimerOutcome
 from liveness.tasks.declared_bindings import DeclaredBindings
 from liveness.tasks.lease_expiry import expire_lease
 from liveness.tasks.timer_heap import TimerHeaps
 from liveness.tasks.verify_dispatch import VerifyDispatch
+from liveness.tasks.waiting_leases import LEASE_COST_MIN, WaitingLeases, commit_cost
 from liveness.tasks.worker_cleanup import clean_up_worker
 
 TIMERS_PER_TICK_MAX = 50_000
-"""Over all shards. After that, heartbeats are served before the remaining timers."""
+"""Over all shards. After that, the leases that were found to be over end before the remaining timers fire."""
 
 EXPIRIES_PER_COMMIT_MAX = 20_000
-"""Leases and their activities. A larger commit would delay all replies and stop the observed clock for the leases that
-are still to end. While one commit is written, the next is prepared."""
+"""The cost of leases that end (`commit_cost`). A larger commit would delay all replies and stop the observed clock for the leases
+that are still to end; and what follows a commit takes one step of the event loop. While one commit is written, the next is
+prepared."""
+
+# The estimated processor time of what a slice does, in microseconds.
+LOOK_US = 5
+"""To find that a timer is due, and whether a lease is over."""
+FIRE_US = 30
+"""To execute a timer that does not end a lease by death."""
+MOVE_US = 1
+"""To let a lease that was heard wait for its turn."""
+CHOOSE_US = 8
+"""To ask the throttle about a lease, and to hold it or to record the death."""
+END_US, END_ACTIVITY_US = 35, 1
+"""To end a lease, and for each of its activities."""
+LEASES_PER_CHOICE = 200
+"""How many leases the throttle decides about at a time."""
 
 
 class TimerRunner(NodeListener):
@@ -51,18 +72,33 @@ class TimerRunner(NodeListener):
         self._reconciler = reconciler
         self._declared_bindings = declared_bindings
         self._verify_dispatch = VerifyDispatch(reconciler)
+        # None of the leases in the following has a timer, unless a change of the worker arms one.
+        self._found: list[DueLease[Shard]] = []
+        """Leases that were found to be over since timers began to fire. More may be found in the next slice."""
         self._unheard: deque[tuple[int, list[DueLease[Shard]]]] = deque()
-        """Leases that were found to be over, and when, on the monotonic clock. They have no timer, unless a change of the
-        worker arms one."""
-        self._deferred: dict[WorkerKey, DueLease[Shard]] = {}
-        """Leases that are over and wait for room in a commit. They have no timer, unless a change of the worker arms one."""
-        self._commit_budget = EXPIRIES_PER_COMMIT_MAX
-        self._seen_commits = 0
+        """Leases that were found to be over, and when, on the monotonic clock."""
+        self._heard: deque[DueLease[Shard]] = deque()
+        """Leases for which everything has been heard that had arrived when they were found to be over."""
+        self._over = WaitingLeases()
+        """The same leases, counted for the throttle, which has not decided about them. They wait for room in a commit."""
+        self._ending = WaitingLeases()
+        """Leases that the throttle has let through and for which a commit has room. Their deaths are recorded."""
+        self._us_left = 0
+        """The estimated processor time that is left to the present slice."""
+        self._timers_left: dict[int, int] = {}
+        """By shard: how many timers may still fire before the next tick."""
+        self._tick_budget = EXPIRIES_PER_COMMIT_MAX
+        self._tick_commits = 0
+        """The number of commits when the budget was last renewed."""
+        self._group_cost = 0
+        """What was decided since the last commit began."""
+        self._group_commits = 0
+        self._rest = BackgroundTasks("timers", on_failure=node.fail)
 
     @property
     def is_behind(self) -> bool:
         """Whether some leases that are over are not ended yet."""
-        return bool(self._deferred)
+        return bool(self._heard or self._over or self._ending)
 
     def tick(self) -> None:
         self.fire_due()
@@ -72,95 +108,137 @@ class TimerRunner(NodeListener):
             self.fire_due()
 
     def fire_due(self) -> None:
+        """Fire the timers that are due: those of the first slice now, the others beside everything else."""
         node = self._node
         node.throttle.tick()
-        if node.committer.commit_count != self._seen_commits:
-            self._seen_commits, self._commit_budget = node.committer.commit_count, EXPIRIES_PER_COMMIT_MAX
-        timer_budgets = dict.fromkeys(node.shards(), max(1, TIMERS_PER_TICK_MAX // node.shard_count))
-        # Repeated because a death may make another timer due at once, for instance a cleanup without a delay.
-        while self._commit_budget > 0 and (due := self._collect_due(node, timer_budgets)):
-            self._end_leases(node, due.values())
+        if node.committer.commit_count != self._tick_commits:
+            self._tick_commits, self._tick_budget = node.committer.commit_count, EXPIRIES_PER_COMMIT_MAX
+        self._timers_left.clear()
+        if self._rest.is_idle and self._run_slice():
+            self._rest.start(self._run_rest())
 
-    def _collect_due(self, node: Node, timer_budgets: dict[Shard, int]) -> dict[WorkerKey, DueLease[Shard]]:
-        """Fire due timers, except those of workers whose death is due: return these, with the deferred ones, because
-        the throttle decides about all of them together."""
-        deferred, self._deferred = self._deferred, {}
-        due = self._recheck(deferred.values(), timer_budgets.keys())
-        found: list[DueLease[Shard]] = []
-        for shard in timer_budgets:
+    async def wait(self) -> None:
+        """Return when no timer is left that the last tick found due, as far as a commit had room."""
+        await self._rest.wait()
+
+    async def close(self) -> None:
+        await self._rest.close()
+
+    async def _run_rest(self) -> None:
+        await end_slice()
+        # After a stall, the next tick says when leases may end again.
+        while self._node.may_end_leases and self._run_slice():
+            await end_slice()
+
+    def _run_slice(self) -> bool:
+        """Fire timers and end leases until it has taken long. Returns whether there is more to do at once."""
+        node = self._node
+        serving = dict.fromkeys(node.shards()).keys()
+        self._us_left = SLICE_US
+        if node.committer.commit_count != self._group_commits:
+            self._group_commits, self._group_cost = node.committer.commit_count, 0
+        # Repeated because a death may make another timer due at once, for instance a cleanup without a delay.
+        while self._room > 0:
+            # One after the other: the throttle counts all leases that are over, and each certificate the other deaths.
+            self._fire_timers(node, serving)
+            self._take_heard(node, serving)
+            if self._us_left > 0 and not (self._over or self._ending):
+                return False
+            self._choose(node, serving)
+            self._end_chosen(node, serving)
+            if self._us_left <= 0:
+                return self._room > 0
+        return False
+
+    @property
+    def _room(self) -> int:
+        """What may still be decided in this tick, and for the next commit."""
+        return min(self._tick_budget, EXPIRIES_PER_COMMIT_MAX - self._group_cost)
+
+    def _spend(self, cost: int) -> None:
+        self._tick_budget -= cost
+        self._group_cost += cost
+
+    def _fire_timers(self, node: Node, serving: Set[Shard]) -> None:
+        """Fire due timers, except those of workers whose death is due. These have to be heard first."""
+        per_shard = max(1, TIMERS_PER_TICK_MAX // node.shard_count)
+        for shard in serving:
             heap, now_ms = self._heaps[shard.id], shard.now_ms()
-            while (
-                timer_budgets[shard] and self._commit_budget > 0 and (key := heap.pop_due(now_ms)) is not None
-            ):
-                timer_budgets[shard] -= 1
+            left = self._timers_left.get(shard.id, per_shard)
+            while left and self._room > 0 and self._us_left > 0 and (key := heap.pop_due(now_ms)) is not None:
+                left -= 1
+                self._us_left -= LOOK_US
                 if isinstance(key, ActivityKey):
                     self._rearm_and_count(shard, key, self._fire_activity(shard, key))
                     continue
                 end = shard.lease_ended_by(key)
                 if end is not None and end.is_death:
-                    found.append(DueLease(shard, key, shard.workers[key], end))
+                    self._found.append(DueLease(shard, key, shard.workers[key], end))
                     continue
                 if node.throttle.active_storms:
                     node.throttle.on_heartbeat(key)
                 self._rearm_and_count(shard, key, self._fire_worker(shard, key, end, node))
-        if found:
-            self._unheard.append((node.clock.monotonic_ms(), found))
-        serving = timer_budgets.keys()
-        due |= self._recheck(self._take_heard(node, serving), serving)
-        return due
+            self._timers_left[shard.id] = left
+        if self._found and self._us_left > 0:
+            self._unheard.append((node.clock.monotonic_ms(), self._found))
+            self._found = []
 
-    def _take_heard(self, node: Node, serving: Set[Shard]) -> Iterator[DueLease[Shard]]:
-        """Yield the leases for which everything has been heard that had arrived when they were found to be over."""
+    def _take_heard(self, node: Node, serving: Set[Shard]) -> None:
+        """Let the leases wait for their turn for which everything has been heard that had arrived when they were found to
+        be over."""
         progress, now_ms = node.receive_progress, node.clock.monotonic_ms()
         while self._unheard and self._unheard[0][0] <= progress.heard_until_ms:
-            for lease in self._unheard.popleft()[1]:
-                if lease.shard not in serving:
-                    continue
-                if (wait_ms := progress.ends_from_ms(lease.worker.granted_ms) - now_ms) > 0:
-                    self._heaps[lease.shard.id].arm(lease.key, lease.shard.now_ms() + wait_ms)
-                else:
-                    yield lease
+            self._heard.extend(self._unheard.popleft()[1])
         if self._unheard:
             progress.probe_wanted.set()
-
-    def _recheck(
-        self, leases: Iterable[DueLease[Shard]], serving: Set[Shard]
-    ) -> dict[WorkerKey, DueLease[Shard]]:
-        """Return the leases that are still over. A worker that was heard of meanwhile goes back to its timer; the next
-        owner of a shard that left has timers of its own."""
-        due: dict[WorkerKey, DueLease[Shard]] = {}
-        for lease in leases:
-            shard, key = lease.shard, lease.key
-            if shard not in serving:
+        while self._heard and self._us_left > 0:
+            self._us_left -= MOVE_US
+            lease = self._heard.popleft()
+            if lease.shard not in serving:
                 continue
-            if _is_still_silent(lease):
-                due[key] = lease
-                continue
-            end = shard.lease_ended_by(key)
-            if end is not None and end.is_death:
-                due[key] = DueLease(shard, key, shard.workers[key], end)
+            if (wait_ms := progress.ends_from_ms(lease.worker.granted_ms) - now_ms) > 0:
+                self._heaps[lease.shard.id].arm(lease.key, lease.shard.now_ms() + wait_ms)
             else:
-                shard.recheck(key)
-        return due
+                self._over.add(lease)
 
-    def _end_leases(self, node: Node, due: Iterable[DueLease[Shard]]) -> None:
-        """Pass due leases through the throttle and end those that it lets through, as far as one commit has room."""
-        ending: list[DueLease[Shard]] = []
-        for lease in node.throttle.filter_due(due):
-            if self._commit_budget > 0:
-                self._commit_budget -= 1 + len(lease.worker.bindings)
-                node.throttle.record_death(lease.key)
+    def _choose(self, node: Node, serving: Set[Shard]) -> None:
+        """Pass leases that are over through the throttle, as far as a commit has room for them. Record the deaths of those that
+        it lets through, before the first of these leases ends."""
+        while self._us_left > 0 and self._over and self._ending.cost < self._room:
+            due: list[DueLease[Shard]] = []
+            room = self._room - self._ending.cost
+            for _ in range(min(LEASES_PER_CHOICE, len(self._over))):
+                if room <= 0:
+                    break
+                self._us_left -= CHOOSE_US
+                lease = self._over.pop_first()
+                if lease.key not in self._ending and (again := _recheck(lease, serving)) is not None:
+                    due.append(again)
+                    room -= commit_cost(again)
+            for lease in node.throttle.filter_due(due, self._over.counts + self._ending.counts):
                 lease.shard.record_upcoming_death(lease.key, lease.worker)
-                ending.append(lease)
-            else:
-                self._deferred[lease.key] = lease
-        for shard, key, _, end in ending:
-            self._fire_worker(shard, key, end, node)
+                self._ending.add(lease)
+
+    def _end_chosen(self, node: Node, serving: Set[Shard]) -> None:
+        """End the chosen leases, except those of workers that were heard of since."""
+        while self._us_left > 0 and self._ending and self._room > 0:
+            chosen = self._ending.pop_first()
+            lease = _recheck(chosen, serving)
+            if lease is None:
+                self._us_left -= CHOOSE_US
+                chosen.shard.withdraw_upcoming_death(chosen.key)
+                continue
+            self._us_left -= END_US + END_ACTIVITY_US * len(lease.worker.bindings)
+            self._spend(commit_cost(lease))
+            node.throttle.record_death(lease.key)
+            self._fire_worker(lease.shard, lease.key, lease.end, node)
 
     def _rearm_and_count(self, shard: Shard, key: TimerKey, outcome: TimerOutcome) -> None:
+        self._us_left -= FIRE_US
         if isinstance(outcome, NotYet):
             self._heaps[shard.id].arm(key, outcome.due_ms)
-        self._commit_budget -= isinstance(outcome, Done)
+        elif isinstance(outcome, Done):
+            self._spend(LEASE_COST_MIN)
 
     def _fire_worker(self, shard: Shard, key: WorkerKey, end: LeaseEnd | None, node: Node) -> TimerOutcome:
         worker = shard.workers.get(key)
@@ -187,9 +265,24 @@ class TimerRunner(NodeListener):
         return make_activity_available(task, shard)
 
 
+def _recheck(lease: DueLease[Shard], serving: Set[Shard]) -> DueLease[Shard] | None:
+    """Return the lease as it is now; None if it is not over any more. A worker that was heard of meanwhile goes back to its timer; the
+    next owner of a shard that left has timers of its own."""
+    shard, key, _, _ = lease
+    if shard not in serving:
+        return None
+    if _is_still_silent(lease):
+        return lease
+    end = shard.lease_ended_by(key)
+    if end is not None and end.is_death:
+        return DueLease(shard, key, shard.workers[key], end)
+    shard.recheck(key)
+    return None
+
+
 def _is_still_silent(lease: DueLease[Shard]) -> bool:
     """Whether silence still ends the lease. Only a renewal ends silence, and it replaces the worker. This is far cheaper
-    than asking for all terms of the lease, and a mass expiry asks for every deferred lease with every commit."""
+    than asking for all terms of the lease, and a mass expiry asks for every lease several times."""
     shard, key, worker, end = lease
     return (
         end.reason is InactiveReason.LEASE_EXPIRED

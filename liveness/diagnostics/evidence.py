@@ -57,6 +57,9 @@ class EvidenceCollector:
     def record_death(self, key: WorkerKey, worker: Worker) -> None:
         self.sources.recent_deaths.record_death(key, worker.profile.host_name, worker.profile.build_id)
 
+    def withdraw_death(self, key: WorkerKey) -> None:
+        self.sources.recent_deaths.withdraw_death(key)
+
     def collect(
         self, key: WorkerKey, worker: Worker, wall_ms: int, takeovers: Sequence[int]
     ) -> DeathEvidence:

@@ -57,6 +57,12 @@ class RecentDeaths:
         if len(self._window) > KEPT:
             self._uncount(*self._window.popitem(last=False))
 
+    def withdraw_death(self, key: WorkerKey) -> None:
+        """Forget the last recorded death of a worker, which did not take place."""
+        self._deaths.pop(key, None)
+        if (death := self._window.pop(key, None)) is not None:
+            self._uncount(key, death)
+
     def deaths_with(self, key: WorkerKey) -> ConcurrentDeaths:
         """Return how many others died in the last minute. `key`: a worker whose death was just recorded."""
         death = self._window.get(key)

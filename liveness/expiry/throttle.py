@@ -105,15 +105,18 @@ class ExpiryThrottle:
 
     # -- the filter between due and ended
 
-    def filter_due(self, due: Iterable[DueLease[ShardT]]) -> Iterator[DueLease[ShardT]]:
-        """Yield the leases that end now. The throttle holds the others and has their shards check them again later."""
+    def filter_due(
+        self, due: Iterable[DueLease[ShardT]], waiting: Mapping[str, int]
+    ) -> Iterator[DueLease[ShardT]]:
+        """Yield the leases that end now. The throttle holds the others and has their shards check them again later. `waiting`: how
+        many other leases of each namespace are over and not ended yet; together with these they may be a storm."""
         by_namespace: defaultdict[str, list[DueLease[ShardT]]] = defaultdict(list)
         for lease in due:
             by_namespace[lease.key.namespace].append(lease)
         for namespace, group in by_namespace.items():
             policy, now_ms = self._policy_of(namespace), self._clock.monotonic_ms()
             storm_state = self.active_storms.get(namespace) or self._detect_storm(
-                namespace, group, policy, now_ms
+                namespace, group, waiting.get(namespace, 0), policy, now_ms
             )
             if storm_state is not None:
                 yield from self._filter_during_storm(storm_state, group, policy, now_ms)
@@ -122,11 +125,11 @@ class ExpiryThrottle:
             self._report_deaths(namespace)
 
     def _detect_storm(
-        self, namespace: str, group: list[DueLease[ShardT]], policy: Policy, now_ms: int
+        self, namespace: str, group: list[DueLease[ShardT]], waiting: int, policy: Policy, now_ms: int
     ) -> StormState | None:
         if not policy.storm_hold_ms:
             return None
-        due = len(group)
+        due = len(group) + waiting
         dead, total = self._death_count(namespace, due).plus(self.death_rate.on_other_nodes(namespace))
         if not is_storm(dead, total - dead, policy):
             return None

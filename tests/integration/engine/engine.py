@@ -111,6 +111,7 @@ class Engine:
         """Move the clock, tick once, and return when the decisions are committed or lost."""
         self.clock.move(ms)
         self.node.tick()
+        await self.timers.wait()
         await self.node.barrier().wait()
 
     async def advance(self, ms: int) -> None:
