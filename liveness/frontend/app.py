@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from types import TracebackType
 
 import grpc
@@ -46,7 +47,7 @@ from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.telemetry.process_metrics import FRONTEND_METRICS, FrontendTelemetry
 from liveness.telemetry.prometheus import PrometheusExporter
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
+from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, component_service_pb2, service_pb2
 
 logger = structlog.get_logger("liveness.frontend")
 
@@ -57,6 +58,7 @@ AUTHENTICATE_TIMEOUT_S = 5.0
 SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
+    component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 
@@ -117,8 +119,16 @@ class DatabaseRouteSource:
 
 
 class Frontend:
-    def __init__(self, settings: FrontendSettings, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        *,
+        clock: Clock | None = None,
+        listener: Callable[..., grpc.aio.Server] = grpc.aio.server,
+    ) -> None:
+        """`listener`: makes the gRPC server, as in `Platform`."""
         require_protection(settings)
+        self._listener = listener
         self._settings = settings
         self._clock = clock or SystemClock()
         # Without fresh routes, other frontends serve better.
@@ -201,7 +211,7 @@ class Frontend:
             self._tasks.start(self._tls.run())
 
     async def _listen(self, settings: FrontendSettings, unknown_methods: UnknownMethodHandler) -> None:
-        self._grpc = server = grpc.aio.server(options=server_options())
+        self._grpc = server = self._listener(options=server_options())
         for descriptor in SERVICES:
             register_service(
                 server,

@@ -80,6 +80,10 @@ class CallerRegistry(ABC):
         header = authorization_of(metadata)
         return None if header is None else self.known_header(header)
 
+    def known_of_batch(self, metadata: Metadata | None) -> Caller | None:
+        """The same for a batch of heartbeats, which may have several callers if it was forwarded."""
+        return self.known(metadata)
+
     def known_header(self, header: str) -> Caller | None:
         entry = self._callers.get(header)
         if entry is None or self._now_ms() >= entry[1]:

@@ -51,8 +51,13 @@ class ForwardedCallers(CallerRegistry):
     """Reads who made a forwarded call from the metadata that its sender, a node or a frontend, has set."""
 
     def known(self, metadata: Metadata | None) -> Caller | None:
-        if (encoded := _header(metadata, PRINCIPAL_HEADER)) is not None:
-            return _caller(encoded)
+        encoded = _header(metadata, PRINCIPAL_HEADER)
+        return None if encoded is None else _caller(encoded)
+
+    def known_of_batch(self, metadata: Metadata | None) -> Caller | None:
+        """Only a batch of heartbeats has several callers: nobody else may act with the grants of all of them."""
+        if (caller := self.known(metadata)) is not None:
+            return caller
         if (encoded := _header(metadata, ITEM_PRINCIPALS_HEADER)) is not None:
             return _batch_caller(encoded)
         return None

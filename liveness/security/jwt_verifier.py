@@ -140,7 +140,8 @@ class JwtVerifier:
         """The principal expires with the leeway."""
         try:
             header = jwt.get_unverified_header(text)
-            if header.get("alg") not in ASYMMETRIC_ALGORITHMS:
+            # It may be anything that JSON can say, also a list.
+            if not isinstance(header.get("alg"), str) or header["alg"] not in ASYMMETRIC_ALGORITHMS:
                 raise _invalid()
             signing_key = self._keys.find(header.get("kid"))
             if signing_key is None or header["alg"] != signing_key.algorithm:
@@ -162,14 +163,14 @@ class JwtVerifier:
         except jwt.PyJWTError as error:
             raise _invalid() from error
         expires_ms = self._check_times(claims)
-        subject = claims["sub"]
-        if not isinstance(subject, str) or not subject or len(subject) > SUBJECT_CHARS_MAX:
+        subject, token_id = claims["sub"], claims.get("jti", "")
+        if not _is_plain(subject) or not 0 < len(subject) <= SUBJECT_CHARS_MAX or not _is_plain(token_id):
             raise _invalid()
         return Principal(
             JWT_PREFIX + subject,
             grants_for(self._config.rules, claims),
             JWT,
-            str(claims.get("jti", ""))[:SUBJECT_CHARS_MAX],
+            token_id[:SUBJECT_CHARS_MAX],
             expires_ms,
         )
 
@@ -189,6 +190,12 @@ def _milliseconds(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**50:
         raise _invalid()
     return int(value * 1_000)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is text that can be stored, sent and shown. JSON may have half of a surrogate pair in a text, which cannot be
+    encoded, and control characters."""
+    return isinstance(value, str) and value.isprintable()
 
 
 def _invalid() -> Unauthenticated:

@@ -170,14 +170,18 @@ FAULTS = (
     Fault(
         "random inputs",
         "Random calls of every method of both gRPC listeners, and random bytes at the HTTP listener: valid requests, nearly "
-        "valid ones, wrong wire types, huge lists, odd metadata, nonsense. Also the largest request of each kind. No answer is "
+        "valid ones, wrong wire types, huge lists, odd metadata, nonsense. They go to one node; to a node that asks who calls, with "
+        "tokens of every role, sessions and JWTs, and with expired, revoked, garbled and forged ones; through a frontend; and to two "
+        "nodes that forward calls to each other. Also the largest request of each kind. No answer is "
         "UNKNOWN, INTERNAL or 500, no step of the event loop takes longer than 50 ms of processor time, and memory stays bounded; "
         "afterwards the server renews a lease, lists workers, and its database passes verification. The calls run in the "
         "process of the test, several thousand a second; `python -m tests.fuzz` repeats one of them.",
         (11, 13),
         (
             "tests/fuzz/test_grpc_inputs.py::test_no_input_of_many_makes_the_server_fail_or_stand_still",
+            "tests/fuzz/test_grpc_inputs.py::test_no_input_of_many_makes_other_servers_fail_or_stand_still",
             "tests/fuzz/test_http_inputs.py::test_no_input_of_many_makes_the_server_fail",
+            "tests/fuzz/test_http_inputs.py::test_no_input_of_many_makes_a_server_fail_that_asks_who_calls",
             "tests/fuzz/test_largest_requests.py::test_no_large_request_takes_the_loop_for_long_on_postgres",
         ),
     ),

@@ -1,25 +1,36 @@
 """Repeat calls of a fuzzing run: python -m tests.fuzz --seed 20 --first 1234 --count 1
 
 The server is a new one on an empty database; give a lower --first and a higher --count to repeat what came before, too.
+--target names other servers, such as "authentication", "frontend" and "two nodes".
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import tempfile
+from contextlib import ExitStack
 
-from tests.fuzz.fuzzer import Fuzzer, Target
-from tests.fuzz.grpc_inputs import GrpcInputs
+import structlog
+
+from tests.databases import PostgresServer
+from tests.fuzz.fuzzer import TARGETS, Fuzzer, Shape, Target
 
 
-async def repeat(seed: int, first: int, count: int) -> None:
-    inputs = GrpcInputs(seed)
-    if count <= 10:
-        for number in range(first, first + count):
-            print(inputs.draw(number))
-    with tempfile.TemporaryDirectory(prefix="liveness-fuzz-") as folder:
-        target = await Target(f"sqlite:///{folder}/liveness.db").start()
+async def repeat(shape: Shape, seed: int, first: int, count: int) -> None:
+    with ExitStack() as stack:
+        if shape.nodes > 1:
+            postgres = stack.enter_context(PostgresServer())
+            url = postgres.url(postgres.create_database())
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="liveness-fuzz-"))
+            url = f"sqlite:///{folder}/liveness.db"
+        target = await Target(url, shape).start()
+        inputs = target.inputs(seed)
+        if count <= 10:
+            for number in range(first, first + count):
+                print(inputs.draw(number))
         fuzzer = Fuzzer(target, inputs)
         try:
             await fuzzer.run(first, count)
@@ -30,8 +41,10 @@ async def repeat(seed: int, first: int, count: int) -> None:
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--target", choices=TARGETS, default="node")
 parser.add_argument("--seed", type=int, required=True)
 parser.add_argument("--first", type=int, default=0)
 parser.add_argument("--count", type=int, default=1)
 chosen = parser.parse_args()
-asyncio.run(repeat(chosen.seed, chosen.first, chosen.count))
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+asyncio.run(repeat(TARGETS[chosen.target], chosen.seed, chosen.first, chosen.count))

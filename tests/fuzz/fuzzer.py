@@ -1,9 +1,10 @@
-"""Sends random calls to a server in this process, and checks what must hold whatever a client sends.
+"""Sends random calls to servers in this process, and checks what must hold whatever a client sends.
 
 No call is answered with UNKNOWN, INTERNAL or UNAVAILABLE, no step of the event loop takes longer than 50 ms of processor time,
 and memory does not grow beyond what is stored. Afterwards the server still renews a lease and lists its workers.
 
-    Fuzzer(target, GrpcInputs(seed)).run(first=0, count=10_000)
+    target = await Target(url, TARGETS["frontend"]).start()
+    Fuzzer(target, target.inputs(seed)).run(first=0, count=10_000)
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ import gc
 import os
 import traceback
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import grpc
 
 from liveness.app import Server
+from liveness.cli.http_listener import bind_http, start_http
+from liveness.clock import SystemClock
+from liveness.config.frontend_settings import FrontendSettings
 from liveness.config.settings import Settings
+from liveness.frontend.app import Frontend
 from liveness.server.platform import Platform
 from liveness.v1 import activity_pb2, admin_pb2, service_pb2, worker_pb2
-from liveness.v1.activity_pb2_grpc import ActivityServiceStub
-from liveness.v1.admin_pb2_grpc import AdminServiceStub
-from liveness.v1.service_pb2_grpc import LivenessServiceStub
-from tests.fuzz.grpc_inputs import GrpcInput, GrpcInputs
-from tests.fuzz.in_process_calls import RecordedListeners, call
+from tests.fuzz.credentials import ADMIN, insert_tokens, jwt_settings
+from tests.fuzz.grpc_inputs import THIS_NODE, GrpcInput, GrpcInputs
+from tests.fuzz.in_process_calls import CallContext, RecordedListeners, call
 from tests.fuzz.loop_steps import STEP_MS_MAX, LoopSteps, Step
+from tests.integration.security.auth_harness import Client
 
 SHARDS = 8
 CONCURRENT = 64
@@ -45,6 +51,13 @@ UNATTRIBUTED_MAX = 3
 MEMORY_BYTES_MAX = 150 * 1024 * 1024
 BYTES_PER_STORED_MAX = 16 * 1024
 """Workers and activities may be large, and are kept in memory."""
+UNLIMITED = {
+    "principal_calls_per_s": 0.0,
+    "principal_bytes_per_s": 0.0,
+    "principal_streams_max": 0,
+    "principal_connections_max": 0,
+}
+"""One principal makes most of the calls."""
 NAMESPACES = ("", "orders", "other")
 UNEXPECTED = {
     grpc.StatusCode.UNKNOWN,
@@ -52,35 +65,139 @@ UNEXPECTED = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,  # "try again", which does not help: the database refused the value
 }
+FOR_ANOTHER_NODE = {"WRONG_NODE", "SHARD_MOVED"}
+"""Why a node refuses what another one or a frontend sends to it, which then goes on to the right node."""
+
+
+class Shape(NamedTuple):
+    """What stands between a client and the database."""
+
+    nodes: int = 1
+    has_frontend: bool = False
+    asks_callers: bool = False
+
+
+ONE_NODE = Shape()
+TARGETS = {
+    "node": ONE_NODE,
+    "authentication": Shape(asks_callers=True),
+    "frontend": Shape(has_frontend=True),
+    "frontend, authentication": Shape(has_frontend=True, asks_callers=True),
+    "two nodes": Shape(nodes=2),
+    "two nodes, frontend, authentication": Shape(nodes=2, has_frontend=True, asks_callers=True),
+}
+"""By name, as rows and messages call them. Two nodes need PostgreSQL."""
 
 
 class Target:
-    """A server in this process whose handlers can be called without a network."""
+    """Servers in this process. The handlers of those that a client reaches can be called without a network."""
 
-    def __init__(self, url: str, **settings: Any) -> None:
-        self.listeners = RecordedListeners()
+    def __init__(self, url: str, shape: Shape = ONE_NODE, **settings: Any) -> None:
         self.url = url
-        values = {"shards": SHARDS, "cluster_listen": "127.0.0.1:0", **settings}
-        self.server = Server(
-            Settings(db=url, listen="127.0.0.1:0", **values),
-            platform=Platform(listener=self.listeners.listener),
-        )
+        self.shape = shape
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        self.servers: list[Server] = []
+        self._nodes: list[RecordedListeners] = []
+        self._frontend: RecordedListeners | None = None
+        self.entrance: Server | Frontend
+        """What clients call; of two nodes, the first."""
+
+    @property
+    def name(self) -> str:
+        return next((name for name, shape in TARGETS.items() if shape == self.shape), "node")
+
+    @property
+    def server(self) -> Server:
+        return self.servers[0]
+
+    def inputs(self, seed: int) -> GrpcInputs:
+        return GrpcInputs(seed, has_credentials=self.shape.asks_callers)
 
     async def start(self) -> Target:
-        await self.server.start()
-        self.channel: Any = grpc.aio.insecure_channel(self.server.address)
-        self.liveness: Any = LivenessServiceStub(self.channel)
-        self.admin: Any = AdminServiceStub(self.channel)
-        self.activities: Any = ActivityServiceStub(self.channel)
-        await self.prepare()
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
+    async def _start(self) -> None:
+        shape, stack = self.shape, self._stack
+        common: dict[str, Any] = {"listen": "127.0.0.1:0", **UNLIMITED}
+        settings = {
+            "db": self.url,
+            "shards": SHARDS,
+            "cluster_listen": "127.0.0.1:0",
+            **common,
+            **self._settings,
+        }
+        if shape.nodes > 1:
+            settings["takeover_grace_ms"] = 0
+        if shape.asks_callers:
+            folder = stack.enter_context(TemporaryDirectory(prefix="liveness-fuzz-"))
+            settings |= {"auth": "on", **jwt_settings(Path(folder))}
+        for _ in range(shape.nodes):
+            listeners = RecordedListeners()
+            server = Server(
+                Settings(**settings),
+                platform=Platform(listener=listeners.listener),
+            )
+            self.servers.append(await stack.enter_async_context(server))
+            self._nodes.append(listeners)
+        while not all(node.membership.is_fully_serving and node.node.shards() for node in self.servers):
+            await self.server.routes.wait_for_change(SystemClock(), 50)
+        self.entrance = self.server
+        if shape.has_frontend:
+            self._frontend = RecordedListeners()
+            self.entrance = await stack.enter_async_context(self._make_frontend(self._frontend, common))
+            while not self.entrance.routes.members():
+                await self.entrance.routes.wait_for_change(SystemClock(), 50)
+        channel: Any = await stack.enter_async_context(grpc.aio.insecure_channel(self.entrance.address))
+        client = Client(channel, ADMIN.text if shape.asks_callers else None)
+        self.liveness, self.admin, self.activities = client.liveness, client.admin, client.activities
+        await self.prepare()
+
+    def _make_frontend(self, listeners: RecordedListeners, settings: dict[str, Any]) -> Frontend:
+        nodes = tuple(server.cluster_address for server in self.servers)
+        auth = "on" if self.shape.asks_callers else "off"
+        return Frontend(FrontendSettings(**settings, nodes=nodes, auth=auth), listener=listeners.listener)
+
+    async def start_http(self) -> int:
+        """Serve HTTP at the entrance, as its process does. Returns the port."""
+        listen_address = bind_http("127.0.0.1:0")
+        assert listen_address is not None
+        http = await start_http(
+            self.entrance,
+            listen_address,
+            SystemClock(),
+            http="127.0.0.1:0",
+            hosts=(),
+            metrics=self.entrance.metrics,
+            asks_callers=self.shape.asks_callers,
+        )
+        self._stack.push_async_callback(http.stop)
+        return listen_address.port
+
     async def stop(self) -> None:
-        await self.channel.close()
-        await self.server.stop()
+        await self._stack.aclose()
+
+    async def call(self, given: GrpcInput) -> CallContext:
+        """Make the call where its client would: at the frontend, or at one of the nodes."""
+        chosen = given.number % len(self.servers)
+        own_id = self.servers[chosen].node.owner
+        metadata = [(name, own_id if value == THIS_NODE else value) for name, value in given.metadata]
+        if self._frontend is not None and not given.on_cluster_port:
+            return await call(self._frontend, given, metadata)
+        return await call(self._nodes[chosen], given, metadata)
 
     async def prepare(self) -> None:
         """Undo what calls have changed in the settings, and let many calls find a worker and an activity."""
+        if self.shape.asks_callers:
+            await insert_tokens(self.server.store)
+            for server in self.servers:
+                assert server.authenticator is not None
+                await server.authenticator.tokens.refresh()
         names = [field.name for field in admin_pb2.NamespaceConfig.DESCRIPTOR.fields]
         for namespace in NAMESPACES:
             await self.admin.UpdateConfig(admin_pb2.UpdateConfigRequest(namespace=namespace, unset=names))
@@ -113,8 +230,11 @@ class Target:
 
     def stored_count(self) -> int:
         """How many workers and activities are in memory."""
-        shards = self.server.node.shards()
-        return sum(len(shard.workers) for shard in shards) + self.server.node.open_activities.counts.total()
+        return sum(
+            sum(len(shard.workers) for shard in server.node.shards())
+            + server.node.open_activities.counts.total()
+            for server in self.servers
+        )
 
     async def check_serves(self) -> None:
         """Renew a lease and list its worker, as the next client would."""
@@ -150,7 +270,10 @@ class Fuzzer:
         try:
             with self._steps:
                 for start in range(first, first + count, INPUTS_PER_ROUND):
-                    await self._round(start, min(INPUTS_PER_ROUND, first + count - start))
+                    # A task of its own: drawing the inputs is a long step that is none of the server's.
+                    await asyncio.create_task(
+                        self._round(start, min(INPUTS_PER_ROUND, first + count - start))
+                    )
                     gc.collect(1 if start // INPUTS_PER_ROUND % 10 else 2)
                     # The first rounds load code and fill caches.
                     before_bytes = before_bytes or resident_bytes()
@@ -193,7 +316,7 @@ class Fuzzer:
         assert task is not None
         leave = asyncio.get_running_loop().call_later(CALL_S_MAX, task.cancel)
         try:
-            context = await call(self._target.listeners, given)
+            context = await self._target.call(given)
         except asyncio.CancelledError:
             task.uncancel()
             self.codes[grpc.StatusCode.CANCELLED] += 1
@@ -202,8 +325,7 @@ class Fuzzer:
             raise AssertionError(f"UNKNOWN: {self._name(given)}\n{traceback.format_exc()}") from error
         finally:
             leave.cancel()
-        is_for_another_node = given.on_cluster_port and "liveness-to" in dict(given.metadata)
-        if not (is_for_another_node and context.status is grpc.StatusCode.UNAVAILABLE):
+        if not (given.on_cluster_port and context.reason in FOR_ANOTHER_NODE):
             assert context.status not in UNEXPECTED, (
                 f"{context.status} {context.details}: {self._name(given)}"
             )
@@ -212,7 +334,8 @@ class Fuzzer:
     def _name(self, given: GrpcInput) -> str:
         return (
             f"seed {self._inputs.seed}, {given}\n"
-            f"Repeat it: python -m tests.fuzz --seed {self._inputs.seed} --first {given.number} --count 1"
+            f"Repeat it: python -m tests.fuzz --target '{self._target.name}' --seed {self._inputs.seed} "
+            f"--first {given.number} --count 1"
         )
 
 

@@ -14,6 +14,7 @@ from random import Random
 from google.protobuf.descriptor import MethodDescriptor
 
 from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
+from tests.fuzz.credentials import Credentials, Metadata
 from tests.fuzz.random_requests import random_request
 
 METHODS = [
@@ -37,7 +38,7 @@ STRINGS = (
 )  # fmt: skip
 NUMBERS = (0, 1, 2, 127, 128, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 COUNTS = (1, 2, 50, 999, 1_000, 1_001, 2_011, 10_000, 60_000)
-METADATA = (
+METADATA: Metadata = (
     ("liveness-to", "n1"), ("liveness-to", ""), ("liveness-to", "127.0.0.1:1"), ("liveness-alone", "1"),
     ("liveness-principal-bin", b"\xff\0"), ("liveness-principal-bin", b""), ("liveness-principal-bin", b"\x0a\x05admin"),
     ("liveness-item-principals-bin", b"\0" * 40), ("liveness-item-principals-bin", b"["), ("liveness-caller-address", "\t"),
@@ -49,6 +50,11 @@ METADATA = (
 )  # fmt: skip
 # Wire types of protobuf; 3 and 4 are groups, which proto3 does not have, and 6 and 7 do not exist.
 WIRE_TYPES = (0, 0, 1, 2, 2, 2, 5, 3, 4, 6, 7)
+THIS_NODE = "(this node)"
+"""Stands for the id of the node that gets the call, which is another one in each run."""
+FORWARDED_SHARE = 0.8
+"""How many of the calls of clients on the cluster's port name the node that gets them, as forwarded calls do."""
+UNKNOWN_METHOD_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,13 @@ class GrpcInput:
     """More than one only for a method that takes a stream."""
     metadata: tuple[tuple[str, str | bytes], ...]
     answers_max: int
+    is_known: bool = True
+    """Whether there is such a method: a frontend forwards others to nodes, which may be newer."""
 
     @property
     def path(self) -> str:
-        return f"/{self.method.containing_service.full_name}/{self.method.name}"
+        name = self.method.name if self.is_known else f"{self.method.name}OfANewerVersion"
+        return f"/{self.method.containing_service.full_name}/{name}"
 
     def __str__(self) -> str:
         shown = [request[:200] for request in self.requests]
@@ -72,8 +81,10 @@ class GrpcInput:
 
 
 class GrpcInputs:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_credentials: bool = False) -> None:
+        """`has_credentials`: for servers that ask who calls."""
         self.seed = seed
+        self._credentials = Credentials(seed) if has_credentials else None
         random = Random(seed)
         self._examples = {
             method.full_name: [
@@ -88,14 +99,29 @@ class GrpcInputs:
         method = random.choice(DRAWN_METHODS)
         is_between_nodes = method.containing_service.name == "ClusterService"
         count = random.randint(1, STREAMED_MAX) if method.client_streaming else 1
+        on_cluster_port = is_between_nodes or random.random() < 0.2
+        requests = tuple(self._request(method, random) for _ in range(count))
+        odd: Metadata = tuple(random.sample(METADATA, random.randint(1, 4))) if random.random() < 0.15 else ()
+        answers_max = random.randint(1, ANSWERS_MAX)
+        # Drawn last, so that the same number is the same request with and without credentials.
+        caller = () if is_between_nodes else self._caller(random, on_cluster_port=on_cluster_port)
         return GrpcInput(
             number,
             method,
-            is_between_nodes or random.random() < 0.2,
-            tuple(self._request(method, random) for _ in range(count)),
-            tuple(random.sample(METADATA, random.randint(1, 4))) if random.random() < 0.15 else (),
-            random.randint(1, ANSWERS_MAX),
+            on_cluster_port,
+            requests,
+            (*odd, *caller),
+            answers_max,
+            random.random() >= UNKNOWN_METHOD_SHARE,
         )
+
+    def _caller(self, random: Random, *, on_cluster_port: bool) -> Metadata:
+        """What the call says about where it belongs and who makes it."""
+        credentials = self._credentials
+        if not on_cluster_port:
+            return () if credentials is None else credentials.headers(random)
+        target: Metadata = (("liveness-to", THIS_NODE),) if random.random() < FORWARDED_SHARE else ()
+        return target if credentials is None else (*target, *credentials.forwarded(random))
 
     def _request(self, method: MethodDescriptor, random: Random) -> bytes:
         kind = random.random()

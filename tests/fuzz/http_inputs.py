@@ -24,6 +24,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from liveness.http.endpoints import WHOLE_BODY, Endpoint, endpoints_of
 from liveness.http.fields import FieldPath
 from liveness.http.openapi import SERVICES
+from liveness.http.session_cookie import NAME as SESSION_COOKIE
+from tests.fuzz.credentials import Credentials
 
 INPUT_BYTES_MAX = 80 * 1024
 DEPTH_MAX = 4
@@ -89,8 +91,10 @@ class HttpInput:
 
 
 class HttpInputs:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_credentials: bool = False) -> None:
+        """`has_credentials`: for servers that ask who calls."""
         self._random = random.Random(seed)
+        self._credentials = Credentials(seed) if has_credentials else None
         self._is_tame = False
         """Whether the request that is being drawn has ordinary values only, so that many are accepted."""
         self._endpoints = tuple(endpoints_of(SERVICES))
@@ -99,6 +103,7 @@ class HttpInputs:
             (self._damaged, 4),
             (self._pipelined, 1),
             (self._junk, 1),
+            *(((self._sign_in, 1),) if has_credentials else ()),
         )
 
     def next(self) -> HttpInput:
@@ -151,12 +156,40 @@ class HttpInputs:
         elif body or verb != "GET":
             length = len(body) if self._flip(0.95) else random.choice((0, 1, len(body) + 1, 2**40))
             headers.append(b"Content-Length: %d" % length)
+        headers += self._who_calls()
         random.shuffle(headers)
         version = (
             b"HTTP/1.1" if self._flip(0.97) else random.choice((b"HTTP/1.0", b"HTTP/2.0", b"HTTP/9", b""))
         )
         line = verb.encode() + b" " + target.encode("utf-8", "surrogatepass") + b" " + version
         return b"\r\n".join([line, *headers, b"", b""]) + body
+
+    def _who_calls(self) -> list[bytes]:
+        """The header or the cookie that says who calls; a browser sends a cookie only."""
+        credentials, random = self._credentials, self._random
+        if credentials is None:
+            return []
+        if self._flip(0.8):
+            return [b"Authorization: " + _header(value) for _, value in credentials.headers(random)]
+        return [f"Cookie: {SESSION_COOKIE}={credentials.value(random)}".encode("latin-1", "replace")]
+
+    def _sign_in(self) -> bytes:
+        """What a browser sends when a person signs in or out, or asks who is signed in."""
+        assert self._credentials is not None
+        random = self._random
+        path = random.choice(("/auth/sign-in", "/auth/sign-in", "/auth/sign-out", "/auth/session"))
+        body = random.choice(
+            (
+                json.dumps({"token": self._credentials.value(random)}).encode(),
+                json.dumps({"token": self._scalar()}).encode(),
+                json.dumps({"everywhere": random.choice((True, False, self._scalar()))}).encode(),
+                random.choice(RAW_JSON),
+            )
+        )
+        verb = b"GET" if path.endswith("session") and self._flip(0.8) else b"POST"
+        length = b"Content-Length: %d" % len(body)
+        headers = [b"Host: localhost", b"Content-Type: application/json", length, *self._who_calls()]
+        return b"\r\n".join([b"%b %b HTTP/1.1" % (verb, path.encode()), *headers, b"", b""]) + body
 
     def _pipelined(self) -> bytes:
         return b"".join(self._request()[:8_000] for _ in range(self._random.randint(2, 5)))
@@ -308,6 +341,10 @@ class HttpInputs:
 
     def _flip(self, probability: float) -> bool:
         return self._random.random() < probability
+
+
+def _header(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
 
 
 def _nested(depth: int, lists: bool) -> Any:

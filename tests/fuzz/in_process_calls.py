@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from liveness.rpc_details import details_from_trailer
 from tests.fuzz.grpc_inputs import GrpcInput
 
 PEER = "ipv4:127.0.0.1:40000"
@@ -30,6 +31,8 @@ class CallContext:
         self._code: grpc.StatusCode | None = None
         self.status = grpc.StatusCode.OK
         self.details = ""
+        self.reason = ""
+        """The machine-readable reason of an error; empty if the handler gave none."""
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self._metadata
@@ -61,6 +64,7 @@ class CallContext:
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         self.status, self.details = code, details
+        self.reason = details_from_trailer(code, trailing_metadata).reason
         raise Aborted
 
 
@@ -101,18 +105,25 @@ def _serving(handlers: Sequence[grpc.GenericRpcHandler], path: str) -> grpc.Gene
     return next((each for each in handlers if each.service(_details(path, ())) is not None), None)
 
 
+def _unchanged(message: bytes) -> bytes:
+    return message
+
+
 def _details(path: str, metadata: Sequence[Any]) -> Any:
     return SimpleNamespace(method=path, invocation_metadata=tuple(metadata))
 
 
-async def call(listeners: RecordedListeners, given: GrpcInput) -> CallContext:
+async def call(
+    listeners: RecordedListeners, given: GrpcInput, metadata: Sequence[tuple[str, str | bytes]]
+) -> CallContext:
     """Make one call; the client leaves a stream of answers after some of them. Exceptions of the handler are let out."""
-    context = CallContext(given.metadata)
-    handler = listeners.find(given.path, given.metadata, on_cluster_port=given.on_cluster_port)
+    context = CallContext(metadata)
+    handler = listeners.find(given.path, metadata, on_cluster_port=given.on_cluster_port)
     if handler is None:
         context.status = grpc.StatusCode.UNIMPLEMENTED
         return context
-    parse, serialize = handler.request_deserializer, handler.response_serializer
+    parse = handler.request_deserializer or _unchanged
+    serialize = handler.response_serializer or _unchanged
     try:
         if handler.unary_unary is not None:
             serialize(await handler.unary_unary(parse(given.requests[0]), context))

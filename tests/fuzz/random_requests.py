@@ -10,6 +10,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from tests.fuzz.credentials import ADMIN, SPARE
+
 INT32 = (0, 1, 2, -1, 99, 1_000, 2**31 - 1, -(2**31))
 INT64 = (*INT32, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63))
 UINT64 = (0, 1, 2, 99, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
@@ -45,6 +47,10 @@ NAMES = {
     "node_id": ("n1", "n2"),
     "address": ("127.0.0.1:1",),
     "unset": ("max_workers", "paused", "nothing"),
+    "token_id": (SPARE.token_id, "unknown"),
+    "principal": ("alice", "bob", SPARE.owner),
+    "grants": ("reader:orders", "worker:*:w", "admin:*"),
+    "authorization": (f"Bearer {ADMIN.text}", f"Bearer {SPARE.text}", "Bearer lvt_a_b"),
 }
 """What fields with these names usually hold, so that many requests get past validation."""
 

@@ -12,10 +12,11 @@ from collections import Counter
 import pytest
 
 from tests.crash.scale import scaled
-from tests.fuzz.fuzzer import MEMORY_BYTES_MAX, UNATTRIBUTED_MAX, resident_bytes
+from tests.fuzz.fuzzer import MEMORY_BYTES_MAX, TARGETS, UNATTRIBUTED_MAX, Target, resident_bytes
 from tests.fuzz.http_inputs import HttpInputs, send
 from tests.fuzz.loop_steps import STEP_MS_MAX, LoopSteps
 from tests.integration.http.conftest import http_harness, stopped_harness
+from tests.integration.http.http_client import Client
 from tests.integration.http.http_harness import HttpHarness
 from tests.system.server.crash_loop import ReportResult
 
@@ -23,21 +24,23 @@ __all__ = ["http_harness", "stopped_harness"]
 
 SEED = 20_261
 INPUTS = 2_000
+FEW_INPUTS = 1_000
 MANY_INPUTS = 100_000
+HTTP_TARGETS = ("authentication", "frontend, authentication")
 SENDERS = 16
 TRIES = 3
 OFF_LOOP_BYTES_MIN = 16 * 1024
 
 
-async def send_many(http_harness: HttpHarness, seed: int, count: int) -> Counter[int]:
-    inputs = HttpInputs(seed)
+async def send_many(port: int, seed: int, count: int, *, has_credentials: bool = False) -> Counter[int]:
+    inputs = HttpInputs(seed, has_credentials=has_credentials)
     codes: Counter[int] = Counter()
     drawn = iter(range(count))
 
     async def keep_sending() -> None:
         for number in drawn:
             each = inputs.next()
-            answered = await send(http_harness.port, each, timeout_s=0.3)
+            answered = await send(port, each, timeout_s=0.3)
             codes.update(answered)
             assert 500 not in answered, f"seed {seed}, input {number}: {each}"
 
@@ -59,7 +62,7 @@ async def send_many(http_harness: HttpHarness, seed: int, count: int) -> Counter
 async def test_no_input_makes_the_server_fail(
     http_harness: HttpHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    codes = await send_many(http_harness, SEED, INPUTS)
+    codes = await send_many(http_harness.port, SEED, INPUTS)
     assert (await http_harness.client.ask("GET", "/healthz")).code == 200
     await http_harness.client.post("/v1/namespaces/fresh/workers/w/heartbeat", {})
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
@@ -73,9 +76,44 @@ async def test_no_input_of_many_makes_the_server_fail(
 ) -> None:
     count = scaled(MANY_INPUTS)
     for seed, start in enumerate(range(0, count, INPUTS)):
-        await send_many(http_harness, seed, min(count - start, INPUTS))
+        await send_many(http_harness.port, seed, min(count - start, INPUTS))
     assert (await http_harness.client.ask("GET", "/healthz")).code == 200
     report_result(f"{count:,} requests", row="HTTP", tried=count)
+
+
+async def send_many_to(url: str, name: str, seed: int, count: int) -> Counter[int]:
+    """Send inputs to the HTTP listener of other servers, and let them serve a client afterwards."""
+    target = await Target(url, TARGETS[name]).start()
+    try:
+        port = await target.start_http()
+        codes = await send_many(port, seed, count, has_credentials=target.shape.asks_callers)
+        assert (await Client(port).ask("GET", "/healthz")).code == 200
+        await target.check_serves()
+    finally:
+        await target.stop()
+    return codes
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"])
+@pytest.mark.parametrize("name", HTTP_TARGETS)
+async def test_no_input_makes_a_server_fail_that_asks_who_calls(
+    url: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    codes = await send_many_to(url, name, SEED, FEW_INPUTS)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert {200, 400, 401, 403, 404} <= set(codes), codes
+
+
+@pytest.mark.crash_long
+@pytest.mark.parametrize("dialect", ["sqlite"])
+@pytest.mark.parametrize("name", HTTP_TARGETS)
+async def test_no_input_of_many_makes_a_server_fail_that_asks_who_calls(
+    url: str, name: str, report_result: ReportResult
+) -> None:
+    count = scaled(MANY_INPUTS)
+    for seed, start in enumerate(range(0, count, INPUTS)):
+        await send_many_to(url, name, seed, min(count - start, INPUTS))
+    report_result(f"{count:,} requests", row=f"HTTP, {name}", tried=count)
 
 
 BODIES = {

@@ -26,6 +26,7 @@ from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.routing_table import Owner as Route
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
+from liveness.server.component_service import ComponentService
 from liveness.server.grpc_registration import register_service
 from liveness.server.liveness_service import LivenessService
 from liveness.v1 import cluster_pb2
@@ -137,11 +138,13 @@ class Owner:
 
     async def listen(self) -> None:
         server = self.harness.server
+        workers = OwnedShardsOnly(
+            self, server.node, server.feed, self.streams, Random(1), server.telemetry, server.quotas
+        )
         services = (
-            OwnedShardsOnly(
-                self, server.node, server.feed, self.streams, Random(1), server.telemetry, server.quotas
-            ),
+            workers,
             ActivityService(server.node, server.ownership, server.matching),
+            ComponentService(server.node, workers, server.supervisor_mail),
             AdminService(server.node, server.fleet, None, server.membership, server.peers),
         )
         wait = server.node.wait_all_durable

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from liveness.domain.keys import shard_of
+from liveness.routing.forwarding import TARGET_NODE_HEADER
 from liveness.security.forwarded_callers import ITEM_PRINCIPALS_HEADER, PRINCIPAL_HEADER, item_metadata
 from liveness.security.grants import parse_grants
 from liveness.security.principal import AUTHORIZATION_HEADER, Principal
@@ -17,7 +18,7 @@ from liveness.v1 import service_pb2, token_pb2
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.databases import PostgresServer
-from tests.integration.security.auth_harness import Client
+from tests.integration.security.auth_harness import AuthHarness, Client
 from tests.integration.security.secured_cluster import SHARDS, SecuredCluster, secured_cluster
 from tests.integration.security.test_key_ownership import NAMESPACE, attach, beat
 from tests.integration.server.server_harness import REGISTERED, RENEWED, heartbeat, unpack
@@ -162,6 +163,24 @@ async def test_a_principal_with_all_the_grants_that_a_token_may_have_is_forwarde
     for number in range(SHARDS):
         assert (await beat(client, f"many-{number}", sequence=1)).outcome == REGISTERED
         assert await attach(client, worker=f"many-{number}") is None
+
+
+async def test_nobody_but_a_batch_acts_with_the_grants_of_several(auth: AuthHarness) -> None:
+    """Such a caller has no name under which a session could be stored or a change recorded."""
+    named = [Principal(name, parse_grants("admin:*")).encoded() for name in ("one", "other")]
+    metadata = (*item_metadata(named), (TARGET_NODE_HEADER, auth.server.node.owner))
+    admin: Any = AdminServiceStub(auth.cluster_channel)
+    for call in (
+        admin.CreateSession(token_pb2.CreateSessionRequest(), metadata=metadata),
+        admin.WhoAmI(token_pb2.WhoAmIRequest(), metadata=metadata),
+    ):
+        assert await _outcome(call) == "UNAUTHENTICATED"
+    batch = service_pb2.RecordWorkerHeartbeatsRequest(
+        namespace=NAMESPACE, heartbeats=[heartbeat(key) for key in ("w1", "w2")]
+    )
+    liveness: Any = LivenessServiceStub(auth.cluster_channel)
+    answer = await liveness.RecordWorkerHeartbeats(batch, metadata=metadata)
+    assert [item.result.outcome for item in answer.items] == [REGISTERED, REGISTERED]
 
 
 # -- what a client says about itself

@@ -108,8 +108,12 @@ async def test_claims_become_a_principal_and_its_grants(issuer: JwtHarness) -> N
         {"exp": "soon"},
         {"exp": True},
         {"exp": 1e300},
+        # Half of a surrogate pair, which no answer can contain; and what no database stores.
+        {"sub": "alice\ud800"},
+        {"sub": "alice\0"},
+        {"jti": "\ud800"},
     ],
-    ids=str,
+    ids=ascii,
 )
 async def test_tokens_for_others_and_incomplete_ones_are_refused(issuer: JwtHarness, changes: Any) -> None:
     try:
@@ -138,6 +142,14 @@ async def test_unsigned_and_symmetric_tokens_are_refused(issuer: JwtHarness) -> 
     for token in (unsigned, forged, wrong_key, wrong_algorithm, changed):
         assert (await refusal(who(issuer.client(token)))).reason == "UNAUTHENTICATED"
     await who(issuer.client(genuine))
+
+
+@pytest.mark.parametrize("algorithm", [["RS256"], {}, 7, None])
+async def test_an_algorithm_that_is_no_text_is_refused(issuer: JwtHarness, algorithm: Any) -> None:
+    _, body, signature = issuer.signed().split(".")
+    head = jwt.utils.base64url_encode(json.dumps({"alg": algorithm, "kid": "one"}).encode()).decode()
+    client = issuer.client(f"{head}.{body}.{signature}")
+    assert (await refusal(who(client))).reason == "UNAUTHENTICATED"
 
 
 @pytest.mark.parametrize(("skew_s", "accepted"), [(-31, False), (-29, True), (29, True), (31, False)])
