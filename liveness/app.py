@@ -56,6 +56,8 @@ from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
 from liveness.server.attach_streams import AttachStreams
 from liveness.server.cluster_service import ClusterService
+from liveness.server.component_orders import SupervisorMail
+from liveness.server.component_service import ComponentService
 from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
@@ -92,7 +94,7 @@ from liveness.telemetry.logs import TransitionLog
 from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.prometheus import PrometheusExporter
 from liveness.telemetry.telemetry import ClusterStatus, Telemetry
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
+from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, component_service_pb2, service_pb2
 from liveness.version import VERSION
 
 logger = structlog.get_logger("liveness.app")
@@ -102,6 +104,7 @@ POLL_INTERVAL_MS = 1_000
 SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
+    component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
@@ -250,6 +253,7 @@ class Server:
             # for a failure.
             self.streams.close if self.gateway is None else self.gateway.close_streams,
             self.matching.end_polls,
+            self.supervisor_mail.close,
             self._leave_cluster,
         )
 
@@ -276,6 +280,7 @@ class Server:
             self.matching.close,
             self.reconciler.close,
             self.declared_bindings.close,
+            self._timers.close,
             self.ownership.close,
             self.node.close,
             # Only now: the registry must show this node for as long as it owns shards.
@@ -401,6 +406,7 @@ class Server:
         self._timers = timers = TimerRunner(node, timer_heaps, self.reconciler, self.declared_bindings)
         self.matching = Matching(node, self.ownership, remote_nodes, self.hints.notify_activities_available)
         self.peers.on_attended = self.matching.note_attended
+        self.supervisor_mail = SupervisorMail(self._clock)
         self.feed = EventFeed(node, self.hints.notify_watching)
         own_addresses = self._platform.own_addresses(self.address) if is_single_node else None
         self.streams = AttachStreams(node, own_addresses, asks_callers=settings.auth == "on")
@@ -490,6 +496,7 @@ class Server:
             self.matching,
             self.feed,
             self.streams,
+            self.supervisor_mail,
             self.declared_bindings,
             # Deliveries of reschedules, and then of events, come after the answers to clients.
             self.queue,
@@ -513,6 +520,7 @@ class Server:
         services = (
             workers,
             ActivityService(node, self.ownership, self.matching, self.telemetry),
+            ComponentService(node, workers, self.supervisor_mail),
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens,
@@ -672,6 +680,7 @@ class Server:
             ms -= step_ms
             clock.move(step_ms)
             self.node.tick()
+            await self._timers.wait()
             await self.node.barrier().wait()
         await self.declared_bindings.wait()
         await self.queue.run_until_idle()

@@ -25,11 +25,13 @@ class CommandEntry(NamedTuple):
 COMMANDS = {
     "serve": CommandEntry("serve", "Start a server."),
     "frontend": CommandEntry("frontend", "Start a process that only forwards calls to nodes."),
+    "supervise": CommandEntry("supervise", "Run commands as watched, restarted and pausable workers."),
     "bridge": CommandEntry("bridge", "Run a proxy between another engine and its workers."),
     "demo": CommandEntry("demo", "Watch workers die and their work move to others."),
     "top": CommandEntry("top", "Show the fleet in a live view: workers, rates and alerts."),
     "watch": CommandEntry("watch", "Show events as they happen."),
     "workers": CommandEntry("workers", "List, pause, drain, expire and forget workers."),
+    "components": CommandEntry("components", "List, restart, stop, pause and scale supervised processes."),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),

@@ -29,6 +29,7 @@ from liveness.config.settings import ClientSettings, SettingsError, load_client_
 from liveness.rpc_details import details_from_trailer
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
+from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
 from liveness.v1.service_pb2 import GetServerInfoRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
@@ -83,6 +84,7 @@ class Client:
     liveness: LivenessServiceStub
     admin: AdminServiceStub
     activities: ActivityServiceStub
+    components: ComponentServiceStub
     addresses: tuple[str, ...]
     """All given addresses; `address` is the first one that answered."""
     credentials: Credentials = field(default_factory=Credentials)
@@ -214,6 +216,7 @@ def connect(
             LivenessServiceStub(channel),
             AdminServiceStub(channel),
             ActivityServiceStub(channel),
+            ComponentServiceStub(channel),
             addresses,
             credentials,
         )
@@ -255,7 +258,7 @@ class Milliseconds(click.ParamType[int]):
 
 
 def client_command(
-    *, namespace: bool = True, timeout: str = "10s"
+    *, namespace: bool = True, timeout: str = "10s", timeout_help: str = "How long to wait for the server."
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the options that client commands share, and pass the command a connected `Client`."""
 
@@ -278,7 +281,7 @@ def client_command(
                 type=Timeout(),
                 default=timeout,
                 show_default=True,
-                help="How long to wait for the server.",
+                help=timeout_help,
             ),
             json_option,
             connection_options,

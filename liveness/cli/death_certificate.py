@@ -9,9 +9,14 @@ from liveness.cli.client import Client, client_command
 from liveness.cli.durations import format_ms, to_ms
 from liveness.cli.errors import escape_control
 from liveness.cli.output import enum_name, format_timestamp, print_fields, print_json, print_table, to_json
+from liveness.v1.component_pb2 import ProcessExit
 from liveness.v1.death_pb2 import VERDICT_FALSE, DeathCertificate, Verdict
 from liveness.v1.service_pb2 import GetDeathCertificateRequest
-from liveness.v1.worker_pb2 import INACTIVE_REASON_LEASE_EXPIRED, InactiveReason
+from liveness.v1.worker_pb2 import (
+    INACTIVE_REASON_LEASE_EXPIRED,
+    INACTIVE_REASON_PROCESS_EXITED,
+    InactiveReason,
+)
 
 TIME_OF_DAY = "%H:%M:%S"
 
@@ -46,6 +51,7 @@ def why(client: Client, *, key: str, epoch: int | None, as_json: bool) -> None:
     click.echo(escape_control(summarize(death)))
     click.echo()
     print_fields(_fields(death))
+    _print_last_lines(death)
     _print_heartbeats(death)
     _print_stalls(death)
     _print_activities(death)
@@ -67,9 +73,19 @@ def _cause_text(death: DeathCertificate) -> str:
             f"fell silent at {format_timestamp(death.last_heartbeat_time, TIME_OF_DAY)}: "
             f"no heartbeat for {_format_seconds(to_ms(death.silence))} of a {lease} lease"
         ) + _held_text(death)
+    if death.cause == INACTIVE_REASON_PROCESS_EXITED:
+        exit_part = f" ({exit_text(death.exit)})" if death.HasField("exit") else ""
+        return f"lost its process at {format_timestamp(death.time, TIME_OF_DAY)}{exit_part}: {death.detail}"
     return f"was declared dead at {format_timestamp(death.time, TIME_OF_DAY)}: {death.detail}" + _held_text(
         death
     )
+
+
+def exit_text(ended: ProcessExit) -> str:
+    """How a process ended, in words."""
+    if ended.signal:
+        return f"killed by {ended.signal}"
+    return f"exit code {ended.code}" if ended.HasField("code") else "nobody saw how it ended"
 
 
 def _held_text(death: DeathCertificate) -> str:
@@ -103,6 +119,7 @@ def _fields(death: DeathCertificate) -> list[tuple[str, object]]:
         ("namespace", death.namespace),
         ("died", format_timestamp(death.time)),
         ("because", f"{enum_name(InactiveReason, death.cause)}: {death.detail}"),
+        ("process", exit_text(death.exit) if death.HasField("exit") else ""),
         ("last heartbeat", format_timestamp(death.last_heartbeat_time) if has_silence else ""),
         ("silence", _format_seconds(to_ms(death.silence)) if has_silence else ""),
         ("lease", f"{format_ms(to_ms(death.granted_lease_duration))}, epoch {death.lease_epoch}"),
@@ -118,6 +135,13 @@ def _fields(death: DeathCertificate) -> list[tuple[str, object]]:
         ("verdict", _verdict_text(death)),
         ("came back", format_timestamp(death.refuted_time) if death.HasField("refuted_time") else ""),
     ]
+
+
+def _print_last_lines(death: DeathCertificate) -> None:
+    if death.exit.last_lines:
+        click.echo("\nwhat its process wrote last:")
+        for line in death.exit.last_lines:
+            click.echo(escape_control(f"  {line}"))
 
 
 def _print_heartbeats(death: DeathCertificate) -> None:

@@ -253,6 +253,7 @@ DEACTIVATION_TEXT = {
     "SHUTDOWN": (EventTone.DEPARTURE, "said goodbye"),
     "FORCED": (EventTone.DEPARTURE, "was forced out"),
     "DRAINED": (EventTone.DEPARTURE, "was drained"),
+    "PROCESS_EXITED": (EventTone.DEATH, "lost its process"),
 }
 
 
@@ -298,6 +299,59 @@ def _forgotten(event: Event, data: Data) -> EventText:
         event.worker_instance_key,
         f"is forgotten{_by(data)}; its key may register again{reason}",
     )
+
+
+COMPONENT_TONES = {
+    "HEALTHY": EventTone.ARRIVAL,
+    "PAUSED": EventTone.OPERATOR,
+    "STOPPING": EventTone.DEPARTURE,
+    "STOPPED": EventTone.DEPARTURE,
+    "CRASHED": EventTone.DEATH,
+    "FAILED": EventTone.DEATH,
+}
+
+
+def _component_changed(event: Event, data: Data) -> EventText:
+    status = data["status"]
+    parts = []
+    if status in ("STARTING", "HEALTHY") and data["process_id"]:
+        parts.append(f"process {data['process_id']}")
+    if status in ("CRASHED", "FAILED", "STOPPED") and data["last_exit"]:
+        parts.append(exit_text(data["last_exit"]))
+    if data["restart_count"]:
+        parts.append(_count(data["restart_count"], "restart", "restarts"))
+    facts = f" ({', '.join(parts)})" if parts else ""
+    return EventText(
+        COMPONENT_TONES.get(status, EventTone.PROGRESS),
+        event.worker_instance_key,
+        f"is {status.lower()}{facts}{_by(data, ', by order of ')}{_reason_suffix(data['reason'])}",
+    )
+
+
+def exit_text(ended: Data) -> str:
+    """How a process ended, in words."""
+    if ended["signal"]:
+        return f"killed by {_truncate(ended['signal'])}"
+    return "ended" if ended["code"] is None else f"exit code {ended['code']}"
+
+
+def _components_ordered(event: Event, data: Data) -> EventText:
+    order = data["order"]
+    action = order["action"].lower().replace("_", " ")
+    if order["action"] == "SCALE":
+        action += f" to {_count(order['processes'], 'process', 'processes')}"
+    components = order["components"]
+    if len(components) > NAMED_ACTIVITIES_MAX:
+        action += f" {len(components)} components"
+    elif components:
+        action += f" {', '.join(components)}"
+    text = f"is ordered to {action}{_by(order)}{_reason_suffix(order['reason'])}"
+    return EventText(EventTone.OPERATOR, event.worker_instance_key, text)
+
+
+def _component_orders_done(event: Event, data: Data) -> EventText:
+    text = f"has carried out all orders up to number {data['through']}"
+    return EventText(EventTone.PROGRESS, event.worker_instance_key, text)
 
 
 def _renewed(event: Event, data: Data) -> EventText:
@@ -444,6 +498,9 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "WorkerDeactivated": _deactivated,
     "WorkerCleanedUp": _cleaned_up,
     "WorkerForgotten": _forgotten,
+    "ComponentChanged": _component_changed,
+    "ComponentsOrdered": _components_ordered,
+    "ComponentOrdersDone": _component_orders_done,
     "ActivityScheduled": _scheduled,
     "ActivityStarted": _started,
     "ActivityCompleted": _completed,

@@ -25,6 +25,12 @@ from liveness.clock import SystemClock
 STYLES = {
     "ACTIVE": "green",
     "INACTIVE": "yellow",
+    "HEALTHY": "green",
+    "STARTING": "cyan",
+    "PAUSED": "blue",
+    "STOPPING": "yellow",
+    "STOPPED": "dim",
+    "CRASHED": "red",
     "CLEANED_UP": "dim",
     "DEAD_LETTERED": "red",
     "RETRYING": "yellow",
@@ -137,10 +143,17 @@ def format_age(message: Message, field: str) -> str:
     """The age of a timestamp, in two units at most; empty if it is not set."""
     if not message.HasField(field):
         return ""
-    seconds = SystemClock().wall_ms() // 1_000 - getattr(message, field).seconds
-    if seconds < 0:
-        return format_time(message, field)
-    return f"{_format_roughly(seconds)} ago"
+    seconds = _seconds_since(message, field)
+    return format_time(message, field) if seconds < 0 else f"{_format_roughly(seconds)} ago"
+
+
+def format_elapsed(message: Message, field: str) -> str:
+    """How long something has lasted that began at a timestamp, in two units at most; empty if it is not set."""
+    return _format_roughly(max(0, _seconds_since(message, field))) if message.HasField(field) else ""
+
+
+def _seconds_since(message: Message, field: str) -> int:
+    return SystemClock().wall_ms() // 1_000 - int(getattr(message, field).seconds)
 
 
 def format_time_left(message: Message, field: str) -> str:

@@ -30,6 +30,8 @@ class Heartbeat(NamedTuple):
     """The epoch of the last lease that the session knows to have been granted to it; 0 for none."""
     principal: str = ""
     """The principal that sent it; empty if callers are not asked."""
+    only_if_free: bool = False
+    """Refuse it if another session of the key has a live lease."""
 
     @property
     def is_plain_renewal(self) -> bool:

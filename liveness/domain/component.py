@@ -150,7 +150,7 @@ class ComponentOrder(NamedTuple):
     action: OrderAction
     components: tuple[str, ...] = ()
     """Component ids; empty for the whole group."""
-    count: int = 0
+    processes: int = 0
     """SCALE: how many processes shall run."""
     reason: str = ""
     by: str = ""

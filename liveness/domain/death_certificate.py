@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from liveness.domain.component import ProcessExit
 from liveness.domain.worker import NO_PROFILE, InactiveReason, Profile, Worker, full_profile
 
 HEARTBEATS_MAX = 8
@@ -18,8 +19,10 @@ STALLS_MAX = 8
 CONCURRENT_DEATHS_WINDOW_MS = 60_000
 """Deaths within this time of each other may have a common cause."""
 
-DEATH_REASONS = (InactiveReason.LEASE_EXPIRED, InactiveReason.DISCONNECTED)
-"""The server concluded that the worker is dead, and may be wrong. All other reasons are a decision of a person or a worker."""
+SILENCE_REASONS = (InactiveReason.LEASE_EXPIRED, InactiveReason.DISCONNECTED)
+"""The server concluded that the worker is dead, and may be wrong."""
+DEATH_REASONS = (*SILENCE_REASONS, InactiveReason.PROCESS_EXITED)
+"""Of the last one, a supervisor saw the process end. All other reasons are a decision of a person or a worker."""
 
 
 class Stall(NamedTuple):
@@ -73,6 +76,8 @@ class DeathEvidence(NamedTuple):
     company: ConcurrentDeaths = NO_OTHER_DEATHS
     held_ms: int = 0
     """How long a storm delayed the end of the lease, as far as this server knows."""
+    exit: ProcessExit | None = None
+    """How the process ended, if a supervisor saw it."""
 
 
 NO_EVIDENCE = DeathEvidence()
@@ -97,6 +102,8 @@ class DeathCertificate:
     task_queue: str = ""
     held_ms: int = 0
     """How long a storm delayed the end of the lease."""
+    exit: ProcessExit | None = None
+    """How the process ended, if a supervisor saw it."""
 
 
 def issue_certificate(worker: Worker, at_ms: int, evidence: DeathEvidence) -> DeathCertificate:
@@ -114,6 +121,7 @@ def issue_certificate(worker: Worker, at_ms: int, evidence: DeathEvidence) -> De
         build_id=profile.build_id,
         task_queue=profile.task_queue,
         held_ms=evidence.held_ms,
+        exit=evidence.exit,
     )
 
 

@@ -17,6 +17,7 @@ from liveness.domain.errors import (
     SessionSuperseded,
     StaleHeartbeat,
     WorkerActive,
+    WorkerKeyHeld,
     WorkerKeyOwned,
     WorkerNotActive,
     WorkerQuotaExceeded,
@@ -77,6 +78,8 @@ def heartbeat(
         return (_reincarnate(key, worker, beat, at_ms),)
     if session_id and session_id != worker.session_id:
         _check_not_superseded(key, worker, beat)
+        if worker.state is ACTIVE and beat.only_if_free:
+            raise WorkerKeyHeld(worker=key.instance_key, host=worker.profile.host_name or "an unnamed host")
         if worker.state is ACTIVE:
             return (_activate(SessionReplaced, key, worker, beat, at_ms),)
         return (_activate(WorkerResurrected, key, worker, beat, at_ms),)

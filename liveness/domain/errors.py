@@ -14,6 +14,8 @@ LivenessError
 │   ├── AttachmentReplaced
 │   ├── WorkerCleanedUp
 │   ├── WorkerActive
+│   ├── WorkerKeyHeld
+│   ├── ComponentChangeRefused
 │   ├── WorkerNotActive
 │   ├── WorkerPaused
 │   ├── WorkerDraining
@@ -33,6 +35,8 @@ LivenessError
 │   ├── WorkerQuotaExceeded
 │   ├── TokenQuotaExceeded
 │   ├── BindingQuotaExceeded
+│   ├── OrderQuotaExceeded
+│   ├── TooManyLogRequests
 │   ├── ActivityQuotaExceeded
 │   ├── ActivityBytesExceeded
 │   ├── TooManyPolls
@@ -48,6 +52,8 @@ LivenessError
 ├── NotFound
 │   ├── WorkerNotFound
 │   ├── DeathNotFound
+│   ├── ComponentNotFound
+│   ├── ComponentGroupNotFound
 │   ├── ActivityNotFound
 │   ├── NamespaceNotFound
 │   ├── TaskNotFound
@@ -61,6 +67,7 @@ LivenessError
     ├── NoNodeReachable
     ├── NodeLost
     ├── BrokerUnavailable
+    ├── SupervisorSilent
     └── ShuttingDown
 """
 
@@ -214,6 +221,23 @@ class WorkerActive(Refused):
     worker: str
 
 
+class WorkerKeyHeld(Refused):
+    reason = "WORKER_KEY_HELD"
+    template = "Another session, on {host}, has a live lease of worker {worker}."
+
+    worker: str
+    host: str
+
+
+class ComponentChangeRefused(Refused):
+    reason = "COMPONENT_CHANGE_REFUSED"
+    template = "Component {component} cannot become {status}: {why}."
+
+    component: str
+    status: str
+    why: str
+
+
 class WorkerNotActive(Refused):
     reason = "WORKER_NOT_ACTIVE"
     template = "Worker {worker} is {state}, not ACTIVE."
@@ -356,6 +380,21 @@ class BindingQuotaExceeded(Exhausted):
     limit: int
 
 
+class OrderQuotaExceeded(Exhausted):
+    reason = "ORDER_QUOTA_EXCEEDED"
+    template = "{limit} orders to group {group} wait for its supervisor; start it, then give more."
+
+    group: str
+    limit: int
+
+
+class TooManyLogRequests(Exhausted):
+    reason = "TOO_MANY_LOG_REQUESTS"
+    template = "Too many requests for output of group {group} wait for its supervisor; try again later."
+
+    group: str
+
+
 class ActivityQuotaExceeded(Exhausted):
     reason = "ACTIVITY_QUOTA_EXCEEDED"
     template = (
@@ -452,6 +491,22 @@ class DeathNotFound(NotFound):
     state: str
 
 
+class ComponentNotFound(NotFound):
+    reason = "COMPONENT_NOT_FOUND"
+    template = "There is no component {component} in namespace {namespace}."
+
+    component: str
+    namespace: str
+
+
+class ComponentGroupNotFound(NotFound):
+    reason = "COMPONENT_GROUP_NOT_FOUND"
+    template = "No supervisor ever ran a group {group} in namespace {namespace}."
+
+    group: str
+    namespace: str
+
+
 class ActivityNotFound(NotFound):
     reason = "ACTIVITY_NOT_FOUND"
     template = "There is no activity {activity} in namespace {namespace}."
@@ -545,6 +600,15 @@ class BrokerUnavailable(Unavailable):
 
     published: int
     why: str
+
+
+class SupervisorSilent(Unavailable):
+    reason = "SUPERVISOR_SILENT"
+    template = (
+        "The supervisor of group {group} does not run, or does not answer; see `liveness components list`."
+    )
+
+    group: str
 
 
 class ShuttingDown(Unavailable):

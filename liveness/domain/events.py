@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from liveness.domain.component import ComponentOrder, ComponentStatus, ProcessExit
 from liveness.domain.death_certificate import DeathCertificate
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import BoundActivity, InactiveReason, Profile, WorkerStatus
@@ -170,6 +171,41 @@ class WorkerForgotten:
     by: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentChanged:
+    """The supervisor of a component reported another status, or other facts about it. The fields are those of `Component`."""
+
+    number: int
+    status: ComponentStatus
+    wall_ms: int
+    """When it happened, by the supervisor's clock."""
+    session_id: str
+    reason: str
+    by: str
+    process_id: int
+    process_start_ms: int
+    paused: bool
+    wanted: bool
+    details: str
+    restart_count: int
+    restarts: tuple[int, ...]
+    last_exit: ProcessExit | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentsOrdered:
+    """An operator gave an order to a group. The event is about the worker that is the group's supervisor."""
+
+    order: ComponentOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentOrdersDone:
+    """The supervisor has carried out all orders up to this number."""
+
+    through: int
+
+
 WorkerEvent = (
     LeaseRenewed
     | WorkerRegistered
@@ -188,6 +224,9 @@ WorkerEvent = (
     | WorkerDeactivated
     | WorkerCleanedUp
     | WorkerForgotten
+    | ComponentChanged
+    | ComponentsOrdered
+    | ComponentOrdersDone
 )
 
 

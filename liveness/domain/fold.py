@@ -8,12 +8,16 @@ from sys import intern
 from types import MappingProxyType
 from typing import Any
 
+from liveness.domain.component import Component
 from liveness.domain.decider import lost_with
 from liveness.domain.events import (
     Activation,
     ActivityHanded,
     BindingsChanged,
     BindingsEnded,
+    ComponentChanged,
+    ComponentOrdersDone,
+    ComponentsOrdered,
     DisconnectGraceGranted,
     DrainBegun,
     LeaseRenewed,
@@ -138,7 +142,12 @@ def _standing_after_activation(worker: Worker | None, event: Activation) -> Stan
     if worker and worker.session_id and worker.session_id == event.session_id:
         standing = before._replace(loop_lag_ms=event.loop_lag_ms, handed=NO_HANDED)
     else:
-        standing = Standing(paused=before.paused, loop_lag_ms=event.loop_lag_ms)
+        standing = Standing(
+            paused=before.paused,
+            loop_lag_ms=event.loop_lag_ms,
+            component=before.component,
+            orders=before.orders,
+        )
     if isinstance(event, SessionReplaced) and before.handed:
         held = worker.bindings if worker else {}
         declared = {activity.id: activity.attempt for activity in event.bindings}
@@ -280,8 +289,56 @@ def _(event: WorkerCleanedUp, worker: Worker) -> Worker:
         profile=NO_PROFILE,
         status=WorkerStatus.UNSPECIFIED,
         last_error="",
-        standing=NO_STANDING,
+        standing=_standing_of_tombstone(worker.standing),
     )
+
+
+def _standing_of_tombstone(before: Standing) -> Standing:
+    """A component keeps its restarts, and a group its orders."""
+    standing = Standing(component=before.component, orders=before.orders)
+    return NO_STANDING if standing == NO_STANDING else standing
+
+
+@_evolve.register
+def _(event: ComponentChanged, worker: Worker) -> Worker:
+    before = worker.standing.component
+    component = Component(
+        number=event.number,
+        status=event.status,
+        since_ms=before.since_ms if before and before.status is event.status else event.wall_ms,
+        session_id=event.session_id,
+        reason=event.reason,
+        by=event.by,
+        process_id=event.process_id,
+        process_start_ms=event.process_start_ms,
+        paused=event.paused,
+        wanted=event.wanted,
+        details=event.details,
+        restart_count=event.restart_count,
+        restarts=event.restarts,
+        created_ms=before.created_ms if before else event.wall_ms,
+        last_exit=event.last_exit or (before.last_exit if before else None),
+    )
+    # A worker that a program of ours runs in is told to pause by the answers to its heartbeats.
+    was_paused = before is not None and before.paused
+    paused = worker.standing.paused if event.paused == was_paused else event.paused
+    return _replace_standing(worker, component=component, paused=paused)
+
+
+@_evolve.register
+def _(event: ComponentsOrdered, worker: Worker) -> Worker:
+    orders = worker.standing.orders
+    return _replace_standing(
+        worker,
+        orders=orders._replace(last_number=event.order.number, waiting=(*orders.waiting, event.order)),
+    )
+
+
+@_evolve.register
+def _(event: ComponentOrdersDone, worker: Worker) -> Worker:
+    orders = worker.standing.orders
+    waiting = tuple(order for order in orders.waiting if order.number > event.through)
+    return _replace_standing(worker, orders=orders._replace(waiting=waiting))
 
 
 @_evolve.register

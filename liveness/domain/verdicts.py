@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from liveness.domain.death_certificate import DEATH_REASONS
+from liveness.domain.death_certificate import DEATH_REASONS, SILENCE_REASONS
 from liveness.domain.events import Event, WorkerDeactivated, WorkerResurrected
 from liveness.domain.worker import Worker, WorkerState
 
@@ -29,6 +29,11 @@ _REFUTED = VerdictCounts(refuted=1)
 
 def is_death(event: object) -> bool:
     return isinstance(event, WorkerDeactivated) and event.reason in DEATH_REASONS
+
+
+def is_silent_death(event: object) -> bool:
+    """Whether the server ended the lease because it heard nothing. Only such deaths can be the network's fault."""
+    return isinstance(event, WorkerDeactivated) and event.reason in SILENCE_REASONS
 
 
 def is_dead(worker: Worker | None) -> bool:

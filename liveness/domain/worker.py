@@ -11,6 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from liveness.domain.component import NO_ORDERS, Component, OrderBook
 from liveness.domain.keys import ActivityId
 
 SUPERSEDED_SESSIONS_MAX = 100
@@ -42,6 +43,8 @@ class InactiveReason(IntEnum):
     FORCED = 3
     DISCONNECTED = 4
     DRAINED = 5
+    PROCESS_EXITED = 6
+    """Its supervisor saw the process end or hang."""
 
 
 class BoundActivity(NamedTuple):
@@ -193,6 +196,10 @@ class Standing(NamedTuple):
     loop_lag_ms: int = 0
     handed: Mapping[ActivityId, bool] = NO_HANDED
     """Bindings made by the service, not by a heartbeat, and whether the worker is known to have received each."""
+    component: Component | None = None
+    """Set if a supervisor runs the worker's processes. Outlives sessions, leases and the cleanup."""
+    orders: OrderBook = NO_ORDERS
+    """If the worker is a supervisor: the orders to its group. They, too, outlive everything but the tombstone."""
 
 
 NO_STANDING = Standing()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.keys import ActivityKey
-from liveness.engine.census import add_count
+from liveness.engine.counts import add_count
 
 QueueName = tuple[str, str]
 """A namespace, and the name of a task queue."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeVar
 
 from liveness.domain.keys import WorkerKey
 from liveness.domain.verdicts import is_dead
 from liveness.domain.worker import Worker, WorkerState
+from liveness.engine.component_index import ComponentIndex
+from liveness.engine.counts import add_count
 
-Key = TypeVar("Key")
 NamespaceState = tuple[str, WorkerState]
 """A namespace, and a state of its workers."""
 
@@ -19,7 +19,7 @@ NamespaceState = tuple[str, WorkerState]
 class Census:
     """The counts of one shard. While the shard serves, they are part of the counts of the whole node."""
 
-    __slots__ = ("_node_counts", "counts", "dead", "population")
+    __slots__ = ("_node_counts", "components", "counts", "dead", "population")
 
     def __init__(self, workers: Mapping[WorkerKey, Worker]) -> None:
         self.counts = Counter((key.namespace, worker.state) for key, worker in workers.items())
@@ -30,6 +30,7 @@ class Census:
         for (namespace, state), count in self.counts.items():
             if state < WorkerState.CLEANED_UP:
                 self.population[namespace] += count
+        self.components = ComponentIndex(workers)
         self._node_counts: Counter[NamespaceState] | None = None
 
     def states(self) -> Counter[WorkerState]:
@@ -63,13 +64,6 @@ class Census:
             self.population[namespace_state[0]] += count
         if self._node_counts is not None:
             add_count(self._node_counts, namespace_state, count)
-
-
-def add_count(counts: Counter[Key], key: Key, count: int) -> None:
-    """Add to a count, and keep no entry that is 0."""
-    counts[key] += count
-    if not counts[key]:
-        del counts[key]  # namespaces come and go
 
 
 def count_by_state(counts: Counter[NamespaceState]) -> Counter[WorkerState]:

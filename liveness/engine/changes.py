@@ -8,6 +8,9 @@ from liveness.domain.events import (
     ActivityHanded,
     BindingsChanged,
     BindingsEnded,
+    ComponentChanged,
+    ComponentOrdersDone,
+    ComponentsOrdered,
     DisconnectGraceGranted,
     DrainBegun,
     LeaseTermsChanged,
@@ -26,6 +29,9 @@ DEFERRED_ROW_EVENTS = (
     ActivityHanded,
     BindingsChanged,
     BindingsEnded,
+    ComponentChanged,
+    ComponentOrdersDone,
+    ComponentsOrdered,
     DisconnectGraceGranted,
     DrainBegun,
     LeaseTermsChanged,
@@ -67,10 +73,11 @@ def orders_of(worker: Worker) -> tuple[object, ...]:
     standing = worker.standing
     return (
         worker.state, worker.epoch, standing.paused, standing.draining, standing.drain_deadline_ms,
-        worker.lost,
+        worker.lost, standing.orders,
     )  # fmt: skip
 
 
-def listing_fields(worker: Worker) -> tuple[str, str, str]:
-    """The fields by which lists filter. A worker's row must always have their current values."""
-    return worker.profile.task_queue, worker.profile.build_id, worker.profile.host_name
+def listing_fields(worker: Worker) -> tuple[object, ...]:
+    """The fields by which lists filter, and what lists of components show. A worker's row must always have their current values."""
+    profile, standing = worker.profile, worker.standing
+    return profile.task_queue, profile.build_id, profile.host_name, standing.component, standing.orders

@@ -17,6 +17,7 @@ from liveness.domain.keys import shard_of
 from liveness.domain.policy import Policy
 from liveness.engine.census import NamespaceState
 from liveness.engine.committer import CommitGroup, Committer, ObserveCommit
+from liveness.engine.component_index import ComponentTotals
 from liveness.engine.listener import NodeListener
 from liveness.engine.observed_clock import ListeningTime
 from liveness.engine.open_activities import OpenActivities
@@ -87,6 +88,7 @@ class Node:
         self._expiries_held_until_ms = 0
         self.census: Counter[NamespaceState] = Counter()
         """Workers by namespace and state, over all shards that serve here."""
+        self.components = ComponentTotals()
         self.open_activities = OpenActivities()
         """Open activities by namespace, over all shards that serve here."""
         self.listening = ListeningTime(clock)
@@ -331,6 +333,13 @@ class Node:
                 listener.heard(lag_ms)
         return lag_ms
 
+    @property
+    def may_end_leases(self) -> bool:
+        """Whether leases that are over may end between two ticks. Not after a stall, when heartbeats may lie unread: a late tick
+        finds that out first."""
+        now_ms = self.clock.monotonic_ms()
+        return self._expiries_held_until_ms <= now_ms <= self._last_tick_ms + STALL_MS
+
     def tick(self) -> None:
         now_ms = self.clock.monotonic_ms()
         if now_ms - self._last_tick_ms > STALL_MS:
@@ -406,6 +415,7 @@ class Node:
     def _close(self, shard: Shard) -> None:
         self._shards[shard.id] = None
         shard.census.detach()
+        shard.census.components.detach()
         shard.activities.open.detach()
         self.throttle.drop_shard(shard)
         for listener in self._listeners:
@@ -432,6 +442,7 @@ class Node:
             )
             self._shards[snapshot.shard_id] = shard
             shard.census.attach(self.census)
+            shard.census.components.attach(self.components)
             shard.activities.open.attach(self.open_activities)
             self._dropped_population.pop(snapshot.shard_id, None)
             self._dropped_activities.pop(snapshot.shard_id, None)

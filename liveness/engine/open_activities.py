@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from liveness.domain.activity import FINISHED_ACTIVITY_STATES, Activity
 from liveness.domain.keys import ActivityKey
-from liveness.engine.census import add_count
+from liveness.engine.counts import add_count
 
 
 class _Decrease(NamedTuple):

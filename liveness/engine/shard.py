@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 from liveness.clock import Clock
 from liveness.diagnostics.evidence import EvidenceCollector, EvidenceSources
-from liveness.domain import activity_decider, decider
+from liveness.domain import activity_decider, component_decider, decider
 from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import ActivityEvents
 from liveness.domain.commands import Deactivate, Heartbeat
+from liveness.domain.component_decider import ComponentReport
+from liveness.domain.death_certificate import DeathEvidence
 from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
     ConfigChanged,
@@ -32,7 +34,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.plain_renewal import renew_if_plain
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react
-from liveness.domain.verdicts import count_verdict, is_death
+from liveness.domain.verdicts import count_verdict, is_death, is_silent_death
 from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.engine.activity_book import ActivityBook
 from liveness.engine.census import Census
@@ -262,6 +264,10 @@ class Shard:
         the first lease, so that each certificate counts the others."""
         self._evidence_collector.record_death(key, worker)
 
+    def withdraw_upcoming_death(self, key: WorkerKey) -> None:
+        """Forget a death that was recorded before its lease was ended: the worker was heard of in between."""
+        self._evidence_collector.withdraw_death(key)
+
     def recheck(self, key: WorkerKey, at_ms: int | None = None) -> None:
         """Have the worker's timer fire at `at_ms`, or with the next tick."""
         self._timers.arm(key, self.now_ms() if at_ms is None else at_ms)
@@ -271,9 +277,7 @@ class Shard:
         worker, now_ms, hold = self.workers[key], self.now_ms(), self._throttle.hold_of(key)
         events: tuple[WorkerEvent, ...]
         if end.is_death:
-            evidence = self._evidence_collector.collect(
-                key, worker, self._wall_time(now_ms), self.lease_deadlines.takeovers
-            )
+            evidence = self._collect_evidence(key, worker, now_ms)
             if hold is not None:
                 evidence = evidence._replace(held_ms=now_ms - hold.since_ms)
             if end.reason is InactiveReason.LEASE_EXPIRED:
@@ -287,6 +291,11 @@ class Shard:
         # Time that a storm held the lease is no lateness.
         due_ms = end.due_ms if hold is None else min(now_ms, max(end.due_ms, hold.until_ms))
         self.transitions[-1] = self.transitions[-1]._replace(due_ms=due_ms)
+
+    def _collect_evidence(self, key: WorkerKey, worker: Worker, now_ms: int) -> DeathEvidence:
+        return self._evidence_collector.collect(
+            key, worker, self._wall_time(now_ms), self.lease_deadlines.takeovers
+        )
 
     def mark_disconnected(self, key: WorkerKey) -> None:
         """Record that the worker's stream broke on the worker's side, and arm the end of its disconnect grace."""
@@ -305,6 +314,17 @@ class Shard:
     def change_worker(self, key: WorkerKey, events: tuple[WorkerEvent, ...]) -> bool:
         """Apply decided events to a known worker."""
         return self._apply_if_any(key, self.workers[key], events, self.now_ms())
+
+    def report_component(self, key: WorkerKey, report: ComponentReport, policy: Policy) -> int:
+        """Return how many activities the worker lost with its process."""
+        worker, now_ms = self.describe(key), self.now_ms()
+        events = component_decider.report(key, worker, report, policy, now_ms)
+        if is_death(events[-1] if events else None):
+            self.record_upcoming_death(key, worker)
+            evidence = self._collect_evidence(key, worker, now_ms)
+            events = component_decider.report(key, worker, report, policy, now_ms, evidence)
+        self._apply_if_any(key, worker, events, now_ms)
+        return len(worker.bindings) if len(events) > 1 else 0
 
     def change_activity(self, key: ActivityKey, events: ActivityEvents) -> Activity | None:
         if events:
@@ -493,11 +513,13 @@ class Shard:
         batch = react(key, before, event)
         if batch is not None:
             self._pending.new_tasks.append(NewTaskBatch.of(batch, self._shard_count))
+        if (before and before.standing.component) or (after and after.standing.component):
+            self.census.components.record(key, after, self._clock.wall_ms())
         if isinstance(event, DEFERRED_ROW_EVENTS):
             return
         self.disconnected.pop(key, None)
         self.needs_attention.discard(key)
-        self._throttle.on_lease_ended(key, died=is_death(event))
+        self._throttle.on_lease_ended(key, died=is_silent_death(event))
         self._pending.add_verdict(key.namespace, count_verdict(before, event))
         self._evidence_collector.observe(before, event, after)
         self.census.record_transition(key.namespace, before, after)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
+from liveness.domain.component import group_of, supervisor_key
+
 ShardKey = tuple[str, str]
 """Namespace and name, the arguments of `shard_of`."""
 
@@ -35,6 +37,7 @@ class RoutingRule(NamedTuple):
 
 
 POLL_MS_MAX = 60_000
+OUTPUT_MS_MAX = 5_000
 
 
 def _by_worker(request: Any) -> ShardKey:
@@ -47,6 +50,14 @@ def _by_heartbeat(request: Any) -> ShardKey:
 
 def _by_workflow(request: Any) -> ShardKey:
     return request.namespace, request.id.workflow_id
+
+
+def _by_group(request: Any) -> ShardKey:
+    return request.namespace, supervisor_key(request.group)
+
+
+def _by_group_of_component(request: Any) -> ShardKey:
+    return request.namespace, supervisor_key(group_of(request.worker_instance_key) or "")
 
 
 def _by_namespace(request: Any) -> ShardKey:
@@ -90,6 +101,20 @@ ROUTING_RULES: dict[str, RoutingRule] = {
         RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_workflow
     ),
     "ActivityService/ListActivities": ANY_NODE,
+    "ComponentService/ReportComponent": WORKER_SHARD,
+    "ComponentService/PollComponentOrders": RoutingRule(
+        RoutingKind.BY_SHARD, shard_key=_by_worker, wait_ms_max=POLL_MS_MAX
+    ),
+    "ComponentService/SendComponentLogs": WORKER_SHARD,
+    "ComponentService/OrderComponents": RoutingRule(
+        RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_group
+    ),
+    "ComponentService/GetComponent": WORKER_SHARD,
+    "ComponentService/ListComponents": ANY_NODE,
+    "ComponentService/ListComponentGroups": ANY_NODE,
+    "ComponentService/GetComponentLogs": RoutingRule(
+        RoutingKind.BY_SHARD, shard_key=_by_group_of_component, wait_ms_max=OUTPUT_MS_MAX
+    ),
     "AdminService/ExpireWorker": WORKER_SHARD,
     # A second call would answer that there is no such worker, which hides the first.
     "AdminService/ForgetWorker": RoutingRule(RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_worker),

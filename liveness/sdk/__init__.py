@@ -6,45 +6,51 @@ async with Worker("localhost:7400", task_queue="resize") as worker:
     await worker.run()
 """
 
-from liveness.client_credentials import TLS, TokenFile
-from liveness.sdk.binding import Binding
-from liveness.sdk.client import ActivityInfo, BlockingClient, Client, Scheduled
-from liveness.sdk.converter import Converter, DefaultConverter, Payload
-from liveness.sdk.errors import (
-    AccessRefused,
-    ActivityDiffers,
-    ActivityFinished,
-    ActivityHeld,
-    ActivityLost,
-    ActivityRefused,
-    ActivityUnknown,
-    AlreadyBound,
-    BindingRefused,
-    CallFailed,
-    CannotStart,
-    GiveUp,
-    InvalidArgument,
-    InvalidCredentials,
-    LeaseLost,
-    LivenessSdkError,
-    NamespaceUnknown,
-    NoNewWork,
-    NotAuthenticated,
-    NotConvertible,
-    NotPermitted,
-    QuotaReached,
-    RetryLater,
-    ServerAway,
-    SessionReplaced,
-    VersionMismatch,
-    WorkerEnded,
-    WorkerGone,
-    WorkerStopped,
-)
-from liveness.sdk.held_attempt import LostSignal
-from liveness.sdk.task import Stats, Task
-from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
-from liveness.sdk.worker import Worker
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from liveness.client_credentials import TLS, TokenFile
+    from liveness.sdk.binding import Binding
+    from liveness.sdk.client import ActivityInfo, BlockingClient, Client, Scheduled
+    from liveness.sdk.converter import Converter, DefaultConverter, Payload
+    from liveness.sdk.errors import (
+        AccessRefused,
+        ActivityDiffers,
+        ActivityFinished,
+        ActivityHeld,
+        ActivityLost,
+        ActivityRefused,
+        ActivityUnknown,
+        AlreadyBound,
+        BindingRefused,
+        CallFailed,
+        CannotStart,
+        GiveUp,
+        InvalidArgument,
+        InvalidCredentials,
+        LeaseLost,
+        LivenessSdkError,
+        NamespaceUnknown,
+        NoNewWork,
+        NotAuthenticated,
+        NotConvertible,
+        NotPermitted,
+        QuotaReached,
+        RetryLater,
+        ServerAway,
+        SessionReplaced,
+        VersionMismatch,
+        WorkerEnded,
+        WorkerGone,
+        WorkerStopped,
+    )
+    from liveness.sdk.held_attempt import LostSignal
+    from liveness.sdk.task import Stats, Task
+    from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
+    from liveness.sdk.worker import Worker
 
 __all__ = [
     "TLS",
@@ -95,3 +101,24 @@ __all__ = [
     "WorkerGone",
     "WorkerStopped",
 ]
+
+_MODULES = (
+    "liveness.client_credentials",
+    "liveness.sdk.binding",
+    "liveness.sdk.client",
+    "liveness.sdk.converter",
+    "liveness.sdk.errors",
+    "liveness.sdk.held_attempt",
+    "liveness.sdk.task",
+    "liveness.sdk.values",
+    "liveness.sdk.worker",
+)
+
+
+def __getattr__(name: str) -> object:
+    """Load all names on first use. A program that only imports `liveness.sdk.health` never loads gRPC."""
+    if name not in __all__:
+        raise AttributeError(f"module 'liveness.sdk' has no attribute {name!r}")
+    for module in map(import_module, _MODULES):
+        globals().update({found: getattr(module, found) for found in __all__ if hasattr(module, found)})
+    return globals()[name]

@@ -22,6 +22,7 @@ import grpc
 
 from liveness.sdk.rpc_failures import RpcFailure
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
+from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
 CHANNEL_OPTIONS = (
@@ -62,6 +63,7 @@ class ServerEndpoint:
     channel: grpc.Channel
     liveness: LivenessServiceStub
     activities: ActivityServiceStub
+    components: ComponentServiceStub
 
     @classmethod
     def connect(
@@ -70,7 +72,13 @@ class ServerEndpoint:
         """Open a lazy channel: it connects when it is first used."""
         options = (*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", connect_timeout_ms))
         channel = open_channel(address, options)
-        return cls(address, channel, LivenessServiceStub(channel), ActivityServiceStub(channel))
+        return cls(
+            address,
+            channel,
+            LivenessServiceStub(channel),
+            ActivityServiceStub(channel),
+            ComponentServiceStub(channel),
+        )
 
 
 class ServerEndpoints:

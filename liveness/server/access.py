@@ -24,6 +24,8 @@ from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest, RecordWorkerH
 class Authentication(StreamRegistry, Protocol):
     def known(self, metadata: Metadata) -> Caller | None: ...
 
+    def known_of_batch(self, metadata: Metadata) -> Caller | None: ...
+
     async def authenticate(self, context: CallContext) -> Caller: ...
 
 
@@ -33,7 +35,7 @@ class MethodGuard:
     def __init__(self, authentication: Authentication, method: MethodDescriptor) -> None:
         self.rule = access_rule(method)
         self._authentication = authentication
-        self.known = authentication.known
+        self.known = authentication.known_of_batch if self.rule.is_batch else authentication.known
         self.authenticate = authentication.authenticate
         self._redacts = has_redacted_fields(method.output_type)
         self.may_wait_long = rule_of(method.containing_service.name, method.name).wait_ms_max > 0

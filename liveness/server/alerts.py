@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.domain.policy import DAY_MS, HOUR_MS, MINUTE_MS, Policy
 from liveness.domain.storm import STORM_WINDOW_MS, is_storm
+from liveness.server.component_alerts import component_alerts
 from liveness.server.suspicion_alerts import suspicion_alerts
 from liveness.v1 import cluster_pb2, fleet_pb2
 
@@ -19,6 +20,9 @@ _KINDS_BY_URGENCY = (
     fleet_pb2.ALERT_KIND_UNSERVED_SHARDS,
     fleet_pb2.ALERT_KIND_STORM,
     fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS,
+    fleet_pb2.ALERT_KIND_COMPONENT_GROUP_CRASHED,
+    fleet_pb2.ALERT_KIND_COMPONENT_FAILED,
+    fleet_pb2.ALERT_KIND_COMPONENT_RESTARTS,
     fleet_pb2.ALERT_KIND_UNPOLLED_QUEUE,
     fleet_pb2.ALERT_KIND_LONG_WAIT,
     fleet_pb2.ALERT_KIND_LOST_NODES,
@@ -39,6 +43,7 @@ def alerts(
     serving: int,
     policy_of: Callable[[str], Policy],
     *,
+    wall_ms: int = 0,
     lost_nodes: int = 0,
 ) -> list[fleet_pb2.Alert]:
     unpolled: defaultdict[str, list[str]] = defaultdict(list)
@@ -49,6 +54,7 @@ def alerts(
         *_server_alerts(shares, shards, serving),
         *_cluster_alerts(shares, lost_nodes),
         *suspicion_alerts(shares),
+        *component_alerts(shares, wall_ms),
     ]
     for namespace in namespaces:
         policy = policy_of(namespace.namespace)

@@ -11,6 +11,7 @@ from liveness.domain.events import WorkerDeactivated
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import BoundActivity
 from liveness.server.activity_wire import state_number
+from liveness.server.component_wire import exit_message
 from liveness.server.wire import activity_ref, attempt_number, duration, timestamp
 from liveness.v1 import death_pb2
 
@@ -62,6 +63,8 @@ def certificate_message(
         heartbeat_times = known.heartbeats
         last_wall_ms = heartbeat_times[-1] if heartbeat_times else death.wall_ms - known.silence_ms
         message.last_heartbeat_time.CopyFrom(timestamp(last_wall_ms))
+    if known.exit is not None:
+        message.exit.CopyFrom(exit_message(known.exit))
     if known.held_ms:
         message.held.CopyFrom(duration(known.held_ms))
     if death.refuted_wall_ms is not None:

@@ -15,6 +15,7 @@ from liveness.engine.node import Node
 from liveness.server import wire
 from liveness.server.alerts import alerts
 from liveness.server.all_nodes import AllNodes
+from liveness.server.component_alerts import component_groups, troubled_components
 from liveness.server.validation import duration_ms, optional_identifier
 from liveness.telemetry.histogram import quantile
 from liveness.telemetry.sample_ring import COUNTER_FIELDS, GAUGE_FIELDS, INTERVAL_MS, RETENTION_MS
@@ -88,6 +89,8 @@ class Fleet:
                 cluster_pb2.Suspicion(kind=kind, namespace=about, who=who, count=times)
                 for kind, about, who, times in telemetry.suspicion.suspicions(request.namespace)
             ],
+            troubled_components=troubled_components(self._node, request.namespace),
+            component_groups=component_groups(self._node, request.namespace),
         )
         for number, sample in enumerate(telemetry.samples(request.namespace, request.range_ms), 1):
             share.samples.add(
@@ -180,6 +183,7 @@ class Fleet:
                 self._node.shard_count,
                 len(serving),
                 self._node.policies.of,
+                wall_ms=self._node.clock.wall_ms(),
                 lost_nodes=self._telemetry.cluster().nodes.get("LOST", 0),
             ),
             relays=self._relays,

@@ -46,6 +46,8 @@ _BOUNDS: Mapping[str, Bounds] = {
     "ActivityService/ClaimActivity": Bounds(_PAYLOAD_BYTES_MAX),
     "ActivityService/CompleteActivity": Bounds(_PAYLOAD_BYTES_MAX),
     "ActivityService/PollActivity": Bounds(_NAMES_BYTES_MAX, 1_100),
+    "ComponentService/OrderComponents": Bounds(_NAMES_BYTES_MAX, 1_100),
+    "ComponentService/SendComponentLogs": Bounds(4 * _KIB * _KIB + 64 * _KIB, 1_100),
     "ClusterService/Hint": Bounds(4 * _KIB * _KIB),
     "ClusterService/LookUpWorkers": Bounds(_NAMES_BYTES_MAX, 1_100),
     "ClusterService/LookAtHolders": Bounds(2 * _KIB * _KIB, 1_100),

@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.domain.activity import ATTEMPT_MAX
 from liveness.domain.commands import Heartbeat
+from liveness.domain.component import SUPERVISOR_PREFIX
 from liveness.domain.errors import InvalidField
 from liveness.domain.keys import WorkerKey
 from liveness.domain.policy import BINDINGS_PER_WORKER_MAX, Policy
@@ -26,6 +27,7 @@ from liveness.domain.worker import (
 from liveness.domain.worker import full_profile as whole_profile
 from liveness.engine.shard import HeartbeatOutcome
 from liveness.security.redaction import redact_json
+from liveness.server.component_wire import component_message, group_message
 from liveness.server.validation import (
     COUNTER_MAX,
     SEQUENCE_MAX,
@@ -121,6 +123,7 @@ def heartbeat(
         beat.new_incarnation,
         beat.lease_epoch,
         principal,
+        beat.only_if_free,
     )
 
 
@@ -387,6 +390,14 @@ def worker_message(
         message.lease_deadline.CopyFrom(deadline)
     elif worker.state is WorkerState.INACTIVE:
         message.cleanup_time.CopyFrom(deadline)
+    if standing.component is not None:
+        message.component.CopyFrom(
+            component_message(key, worker, standing.component, profile, message.last_heartbeat_time)
+        )
+    if key.instance_key.startswith(SUPERVISOR_PREFIX):
+        message.component_group.CopyFrom(
+            group_message(key, worker, standing.orders, profile, message.last_heartbeat_time)
+        )
     if include_activities:
         message.bound_activities.extend(activity_ref(activity) for activity in worker.bindings.values())
         message.cancel_activities.extend(activity_ref(activity) for activity in worker.lost.values())
@@ -422,9 +433,10 @@ def _event_json(message: event_pb2.Event) -> bytes:
 
 
 def event_json_without_sessions(shard_id: int, entry: LogEntry) -> bytes:
-    """The same with session ids as short hashes, where they are capabilities."""
+    """The same where callers are asked who they are: session ids, which are capabilities, as short hashes, and without the output
+    of processes, since nobody knows who reads it."""
     message = event_message(shard_id, entry)
-    message.data_json = redact_json(message.data_json, shows_payloads=True)
+    message.data_json = redact_json(message.data_json, shows_payloads=True, shows_output=False)
     return _event_json(message)
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import astuple
 
 from liveness.domain import events
 from liveness.domain.activity import Activity, ActivityState, EndedAttempt, ReleasedAttempt
+from liveness.domain.component import NO_ORDERS, Component, ComponentStatus, OrderAction, OrderBook
 from liveness.domain.death_certificate import Death
 from liveness.domain.events import Event, LeaseRenewed, Retry
 from liveness.domain.fold import freeze_bindings
@@ -62,6 +63,9 @@ _EVENT_TYPES: dict[str, type] = {
         events.WorkerDeactivated,
         events.WorkerCleanedUp,
         events.WorkerForgotten,
+        events.ComponentChanged,
+        events.ComponentsOrdered,
+        events.ComponentOrdersDone,
         events.ActivityScheduled,
         events.ActivityStarted,
         events.ActivityCompleted,
@@ -284,6 +288,8 @@ class _StoredStanding(msgspec.Struct, omit_defaults=True):
     grace_ms: int = 0
     loop_lag_ms: int = 0
     handed: list[tuple[ActivityId, bool]] = []
+    component: Component | None = None
+    orders: OrderBook | None = None
 
 
 class _StoredWorker(msgspec.Struct, omit_defaults=True):
@@ -350,6 +356,8 @@ def _encode_standing(standing: Standing) -> _StoredStanding | None:
         grace_ms=standing.grace_ms,
         loop_lag_ms=standing.loop_lag_ms,
         handed=list(standing.handed.items()),
+        component=standing.component,
+        orders=standing.orders if standing.orders != NO_ORDERS else None,
     )
 
 
@@ -361,6 +369,8 @@ def _decode_standing(stored: _StoredStanding) -> Standing:
         grace_ms=stored.grace_ms,
         loop_lag_ms=stored.loop_lag_ms,
         handed=MappingProxyType(dict(stored.handed)) if stored.handed else NO_HANDED,
+        component=stored.component,
+        orders=stored.orders or NO_ORDERS,
     )
 
 
@@ -485,7 +495,7 @@ def _with_field_names(value: Any) -> Any:
         return {name: _with_field_names(part) for name, part in value._asdict().items()}
     if isinstance(value, list | tuple):
         return [_with_field_names(part) for part in value]
-    if isinstance(value, WorkerStatus | InactiveReason | WorkerState):
+    if isinstance(value, WorkerStatus | InactiveReason | WorkerState | ComponentStatus | OrderAction):
         return value.name
     if hasattr(value, "__dataclass_fields__"):
         return {name: _with_field_names(getattr(value, name)) for name in value.__dataclass_fields__}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from liveness.domain.component import ComponentStatus
 from liveness.domain.errors import ActivityBytesExceeded, ActivityQuotaExceeded
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.store.size import Storage
@@ -71,6 +72,25 @@ def _workers(telemetry: Telemetry) -> Values:
         found[telemetry.counters.label(namespace), state] += count
     for (namespace, state), count in found.items():
         yield (namespace, state.name), count
+
+
+def _components(telemetry: Telemetry) -> Values:
+    names = [name for name, _ in telemetry.counters.items()]
+    found = Counter({(name, status): 0 for name in names for status in ComponentStatus})
+    for (namespace, status), count in telemetry.node.components.statuses.items():
+        found[telemetry.counters.label(namespace), status] += count
+    for (namespace, status), count in found.items():
+        yield (namespace, status.name), count
+
+
+def _last_crash_age_s(telemetry: Telemetry) -> Values:
+    last_ms: dict[str, int] = {}
+    for namespace, crash_ms in telemetry.last_component_crashes().items():
+        label = telemetry.counters.label(namespace)
+        last_ms[label] = max(last_ms.get(label, 0), crash_ms)
+    now_ms = telemetry.node.clock.wall_ms()
+    for label, crash_ms in last_ms.items():
+        yield (label,), max(0, now_ms - crash_ms) / 1_000
 
 
 def _outcomes(telemetry: Telemetry) -> Values:
@@ -149,7 +169,7 @@ METRICS: tuple[Metric[Telemetry], ...] = (
     ),
     GaugeMetric(
         "liveness_dead_workers",
-        "INACTIVE workers that died: their lease ended for silence or a broken stream.",
+        "INACTIVE workers that died: their lease ended for silence, a broken stream or the end of their process.",
         ("namespace",),
         _summed_by_namespace(lambda telemetry: telemetry.dead()),
     ),
@@ -185,8 +205,8 @@ METRICS: tuple[Metric[Telemetry], ...] = (
     ),
     CounterMetric(
         "liveness_deactivations_total",
-        "Workers that left ACTIVE, by reason. LEASE_EXPIRED and DISCONNECTED are deaths; SHUTDOWN, FORCED and "
-        "DRAINED are not.",
+        "Workers that left ACTIVE, by reason. LEASE_EXPIRED, DISCONNECTED and PROCESS_EXITED are deaths; "
+        "SHUTDOWN, FORCED and DRAINED are not.",
         ("namespace", "reason"),
         _deactivations,
     ),
@@ -213,6 +233,31 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "Leases that ended by their terms: from when they were due, or a storm released them, to when that was durable, "
         "on the clock that leases are counted on.",
         lambda telemetry: telemetry.lateness_s,
+    ),
+    # -- components
+    GaugeMetric(
+        "liveness_components",
+        "Supervised processes of this server's shards, by status. FAILED ones are left alone until somebody starts them.",
+        ("namespace", "status"),
+        _components,
+    ),
+    CounterMetric(
+        "liveness_component_restarts_total",
+        "Supervised processes that were started in place of an earlier one.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.node.components.restarts),
+    ),
+    CounterMetric(
+        "liveness_component_crashes_total",
+        "Supervised processes that ended or hung without having been told to stop, or whose supervisor fell silent.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.node.components.crashes),
+    ),
+    GaugeMetric(
+        "liveness_component_last_crash_age_seconds",
+        "How long ago a supervised process crashed last; no value if none ever did.",
+        ("namespace",),
+        _last_crash_age_s,
     ),
     # -- reschedules
     CounterMetric(

@@ -267,6 +267,14 @@ class Telemetry(NodeListener):
             found.update(shard.census.dead)
         return found
 
+    def last_component_crashes(self) -> dict[str, int]:
+        """Returns when a component crashed last, as wall time by namespace. Looks only at components that ever crashed."""
+        found: dict[str, int] = {}
+        for shard in self.node.shards():
+            for key, crash_ms in shard.census.components.last_crash_ms.items():
+                found[key.namespace] = max(found.get(key.namespace, 0), crash_ms)
+        return found
+
     def recent_stalls(self) -> list[int]:
         """Returns the milliseconds of each stall of the process, of a commit, or of its hearing, in the last minute."""
         now_ms = self.node.clock.wall_ms()

@@ -1038,6 +1038,8 @@ class GetFleetShareResponse(_message.Message):
     DATABASE_TROUBLE_FIELD_NUMBER: _builtins.int
     INSECURE_FIELD_NUMBER: _builtins.int
     SUSPICIONS_FIELD_NUMBER: _builtins.int
+    TROUBLED_COMPONENTS_FIELD_NUMBER: _builtins.int
+    COMPONENT_GROUPS_FIELD_NUMBER: _builtins.int
     relay_trouble: _builtins.str
     """Why the message broker takes nothing from it; empty if it does."""
     database_trouble: _builtins.str
@@ -1076,6 +1078,14 @@ class GetFleetShareResponse(_message.Message):
 
     @_builtins.property
     def suspicions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Suspicion]: ...
+    @_builtins.property
+    def troubled_components(self) -> _containers.RepeatedCompositeFieldContainer[Global___TroubledComponent]:
+        """Those that failed, and those that crashed within the last 5 minutes."""
+
+    @_builtins.property
+    def component_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentGroupSize]:
+        """Of all groups that have components on its shards."""
+
     def __init__(
         self,
         *,
@@ -1091,14 +1101,77 @@ class GetFleetShareResponse(_message.Message):
         database_trouble: _builtins.str = ...,
         insecure: _builtins.str = ...,
         suspicions: _abc.Iterable[Global___Suspicion] | None = ...,
+        troubled_components: _abc.Iterable[Global___TroubledComponent] | None = ...,
+        component_groups: _abc.Iterable[Global___ComponentGroupSize] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_trouble", b"database_trouble", "insecure", b"insecure", "latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms", "suspicions", b"suspicions", "task_queues", b"task_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component_groups", b"component_groups", "database_trouble", b"database_trouble", "insecure", b"insecure", "latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms", "suspicions", b"suspicions", "task_queues", b"task_queues", "troubled_components", b"troubled_components"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFleetShareResponse: _TypeAlias = GetFleetShareResponse  # noqa: Y015
+
+@_typing.final
+class TroubledComponent(_message.Message):
+    """A supervised process that an alert may be about."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    COMPONENT_ID_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    LAST_CRASH_WALL_MS_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    component_id: _builtins.str
+    failed: _builtins.bool
+    """It crashed too often, and is left alone."""
+    restarts: _builtins.int
+    """Within the last 5 minutes."""
+    last_crash_wall_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        component_id: _builtins.str = ...,
+        failed: _builtins.bool = ...,
+        restarts: _builtins.int = ...,
+        last_crash_wall_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component_id", b"component_id", "failed", b"failed", "last_crash_wall_ms", b"last_crash_wall_ms", "namespace", b"namespace", "restarts", b"restarts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TroubledComponent: _TypeAlias = TroubledComponent  # noqa: Y015
+
+@_typing.final
+class ComponentGroupSize(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    COMPONENTS_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    group: _builtins.str
+    components: _builtins.int
+    """Components that are not stopped, on the shards of this node."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        group: _builtins.str = ...,
+        components: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "group", b"group", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComponentGroupSize: _TypeAlias = ComponentGroupSize  # noqa: Y015
 
 @_typing.final
 class Suspicion(_message.Message):

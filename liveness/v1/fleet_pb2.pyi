@@ -54,6 +54,12 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     """Servers listen beyond loopback without TLS or without authentication, because --insecure allows it."""
     ALERT_KIND_SUSPICIOUS: _AlertKind.ValueType  # 13
     """Calls within the last minutes look like an attack, or like programs with a wrong configuration."""
+    ALERT_KIND_COMPONENT_FAILED: _AlertKind.ValueType  # 14
+    """Supervised processes crashed too often and are left alone until somebody starts them."""
+    ALERT_KIND_COMPONENT_RESTARTS: _AlertKind.ValueType  # 15
+    """A supervised process was restarted more than 3 times within 5 minutes."""
+    ALERT_KIND_COMPONENT_GROUP_CRASHED: _AlertKind.ValueType  # 16
+    """All processes of a group, two or more, crashed within a minute of each other."""
 
 class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper): ...
 
@@ -84,6 +90,12 @@ ALERT_KIND_INSECURE: AlertKind.ValueType  # 12
 """Servers listen beyond loopback without TLS or without authentication, because --insecure allows it."""
 ALERT_KIND_SUSPICIOUS: AlertKind.ValueType  # 13
 """Calls within the last minutes look like an attack, or like programs with a wrong configuration."""
+ALERT_KIND_COMPONENT_FAILED: AlertKind.ValueType  # 14
+"""Supervised processes crashed too often and are left alone until somebody starts them."""
+ALERT_KIND_COMPONENT_RESTARTS: AlertKind.ValueType  # 15
+"""A supervised process was restarted more than 3 times within 5 minutes."""
+ALERT_KIND_COMPONENT_GROUP_CRASHED: AlertKind.ValueType  # 16
+"""All processes of a group, two or more, crashed within a minute of each other."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 @_typing.final
@@ -340,7 +352,7 @@ class NamespaceFleet(_message.Message):
     suspects: _builtins.int
     paused: _builtins.bool
     deaths: _builtins.int
-    """Leases that ever ended for silence or a broken stream, and those of them whose session came back."""
+    """Leases that ever ended for silence, a broken stream or the end of the process, and those of them whose session came back."""
     false_deaths: _builtins.int
     deaths_last_minute: _builtins.int
     quarantined_activities: _builtins.int
@@ -348,8 +360,8 @@ class NamespaceFleet(_message.Message):
     held_expiries: _builtins.int
     """ACTIVE workers whose lease is over and is held, because so many fell due together."""
     dead: _builtins.int
-    """INACTIVE workers that died: their lease ended for silence or a broken stream. The other INACTIVE ones said goodbye,
-    were drained or were forced out.
+    """INACTIVE workers that died: their lease ended for silence, a broken stream or the end of the process. The other
+    INACTIVE ones said goodbye, were drained or were forced out.
     """
     available_activities: _builtins.int
     """Activities that wait for a worker to take them."""

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from liveness.v1 import component_pb2 as _component_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -115,6 +116,8 @@ class _InactiveReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Inacti
     """Its stream broke and nothing was heard of it within the disconnect grace."""
     INACTIVE_REASON_DRAINED: _InactiveReason.ValueType  # 5
     """It was drained and its limit is over."""
+    INACTIVE_REASON_PROCESS_EXITED: _InactiveReason.ValueType  # 6
+    """Its supervisor saw the process end or hang."""
 
 class InactiveReason(_InactiveReason, metaclass=_InactiveReasonEnumTypeWrapper):
     """Why a worker left ACTIVE."""
@@ -127,6 +130,8 @@ INACTIVE_REASON_DISCONNECTED: InactiveReason.ValueType  # 4
 """Its stream broke and nothing was heard of it within the disconnect grace."""
 INACTIVE_REASON_DRAINED: InactiveReason.ValueType  # 5
 """It was drained and its limit is over."""
+INACTIVE_REASON_PROCESS_EXITED: InactiveReason.ValueType  # 6
+"""Its supervisor saw the process end or hang."""
 Global___InactiveReason: _TypeAlias = InactiveReason  # noqa: Y015
 
 @_typing.final
@@ -217,6 +222,7 @@ class WorkerHeartbeat(_message.Message):
     CURRENT_JOB_FIELD_NUMBER: _builtins.int
     NEW_INCARNATION_FIELD_NUMBER: _builtins.int
     LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    ONLY_IF_FREE_FIELD_NUMBER: _builtins.int
     worker_instance_key: _builtins.str
     """Unique per worker in its namespace."""
     session_id: _builtins.str
@@ -252,6 +258,10 @@ class WorkerHeartbeat(_message.Message):
     """The lease_epoch of the last answer to this session; 0 in its first heartbeat. A session that the key does not
     remember is taken for a new one, unless it tells by an epoch below the present one that it belongs to an earlier
     lease: then it is refused with SESSION_SUPERSEDED, also after its worker was forgotten.
+    """
+    only_if_free: _builtins.bool
+    """If another session of the key has a live lease, refuse this one with WORKER_KEY_HELD instead of replacing it. For
+    processes of which only one may run.
     """
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration:
@@ -305,10 +315,11 @@ class WorkerHeartbeat(_message.Message):
         current_job: _builtins.str = ...,
         new_incarnation: _builtins.bool = ...,
         lease_epoch: _builtins.int = ...,
+        only_if_free: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration", "loop_lag", b"loop_lag", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_activities", b"bound_activities", "build_id", b"build_id", "capabilities", b"capabilities", "current_job", b"current_job", "errors", b"errors", "full_bindings", b"full_bindings", "host_name", b"host_name", "labels", b"labels", "last_error", b"last_error", "lease_duration", b"lease_duration", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "new_incarnation", b"new_incarnation", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "start_time", b"start_time", "status", b"status", "successes", b"successes", "task_queue", b"task_queue", "unbound_activities", b"unbound_activities", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_activities", b"bound_activities", "build_id", b"build_id", "capabilities", b"capabilities", "current_job", b"current_job", "errors", b"errors", "full_bindings", b"full_bindings", "host_name", b"host_name", "labels", b"labels", "last_error", b"last_error", "lease_duration", b"lease_duration", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "new_incarnation", b"new_incarnation", "only_if_free", b"only_if_free", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "start_time", b"start_time", "status", b"status", "successes", b"successes", "task_queue", b"task_queue", "unbound_activities", b"unbound_activities", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -448,6 +459,8 @@ class Worker(_message.Message):
     LOOP_LAG_FIELD_NUMBER: _builtins.int
     HELD_UNTIL_FIELD_NUMBER: _builtins.int
     PRINCIPAL_FIELD_NUMBER: _builtins.int
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    COMPONENT_GROUP_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     state: Global___WorkerState.ValueType
@@ -522,6 +535,14 @@ class Worker(_message.Message):
     def held_until(self) -> _timestamp_pb2.Timestamp:
         """Its lease is over, but so many fell due together that the server waits before it believes it: until when."""
 
+    @_builtins.property
+    def component(self) -> _component_pb2.Component:
+        """Set if a supervisor runs the worker's processes."""
+
+    @_builtins.property
+    def component_group(self) -> _component_pb2.ComponentGroup:
+        """Set if the worker is the supervisor of a group."""
+
     def __init__(
         self,
         *,
@@ -565,10 +586,12 @@ class Worker(_message.Message):
         loop_lag: _duration_pb2.Duration | None = ...,
         held_until: _timestamp_pb2.Timestamp | None = ...,
         principal: _builtins.str = ...,
+        component: _component_pb2.Component | None = ...,
+        component_group: _component_pb2.ComponentGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cleanup_time", b"cleanup_time", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "granted_lease_duration", b"granted_lease_duration", "held_until", b"held_until", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "loop_lag", b"loop_lag", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleanup_time", b"cleanup_time", "component", b"component", "component_group", b"component_group", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "granted_lease_duration", b"granted_lease_duration", "held_until", b"held_until", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "loop_lag", b"loop_lag", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "bound_activities", b"bound_activities", "bound_activity_count", b"bound_activity_count", "build_id", b"build_id", "cancel_activities", b"cancel_activities", "capabilities", b"capabilities", "cleanup_time", b"cleanup_time", "current_job", b"current_job", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "draining", b"draining", "errors", b"errors", "granted_lease_duration", b"granted_lease_duration", "held_until", b"held_until", "host_name", b"host_name", "inactive_detail", b"inactive_detail", "inactive_reason", b"inactive_reason", "labels", b"labels", "last_error", b"last_error", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "namespace", b"namespace", "paused", b"paused", "principal", b"principal", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "shard_id", b"shard_id", "start_time", b"start_time", "state", b"state", "status", b"status", "successes", b"successes", "suspect", b"suspect", "task_queue", b"task_queue", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "bound_activities", b"bound_activities", "bound_activity_count", b"bound_activity_count", "build_id", b"build_id", "cancel_activities", b"cancel_activities", "capabilities", b"capabilities", "cleanup_time", b"cleanup_time", "component", b"component", "component_group", b"component_group", "current_job", b"current_job", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "draining", b"draining", "errors", b"errors", "granted_lease_duration", b"granted_lease_duration", "held_until", b"held_until", "host_name", b"host_name", "inactive_detail", b"inactive_detail", "inactive_reason", b"inactive_reason", "labels", b"labels", "last_error", b"last_error", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "namespace", b"namespace", "paused", b"paused", "principal", b"principal", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "shard_id", b"shard_id", "start_time", b"start_time", "state", b"state", "status", b"status", "successes", b"successes", "suspect", b"suspect", "task_queue", b"task_queue", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

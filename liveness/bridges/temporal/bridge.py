@@ -10,7 +10,6 @@ import structlog
 from liveness.background import BackgroundTasks
 from liveness.bridges.temporal.hints import ConnectionHints
 from liveness.bridges.temporal.interceptors import Interceptors
-from liveness.bridges.temporal.liveness_client import LivenessClient
 from liveness.bridges.temporal.proxy import TemporalProxy
 from liveness.bridges.temporal.recorder import Recorder
 from liveness.bridges.temporal.rescuer import Rescuer
@@ -19,6 +18,7 @@ from liveness.bridges.temporal.statistics import METRICS, BridgeStatistics
 from liveness.bridges.temporal.upstream import Upstream
 from liveness.bridges.temporal.worker_api import WorkerApi
 from liveness.clock import Clock, SystemClock
+from liveness.sdk.loop_client import LivenessClient
 from liveness.telemetry.prometheus import PrometheusExporter
 
 logger = structlog.get_logger("liveness.bridge")

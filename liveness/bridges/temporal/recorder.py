@@ -18,12 +18,12 @@ import structlog
 
 from liveness.background import BackgroundTasks, RepeatedWarning
 from liveness.bridges.temporal.binding_record import BindingRecord, NotRecordable, identifier, record_of
-from liveness.bridges.temporal.liveness_client import LivenessClient, RpcFailed, RpcFailure
 from liveness.bridges.temporal.messages import Caller, Completion, HandedOut, Shutdown, WorkerBeat
 from liveness.bridges.temporal.settings import BridgeSettings
 from liveness.bridges.temporal.statistics import BridgeStatistics
 from liveness.bridges.temporal.worker_entry import HELD_MAX, PendingBind, WorkerEntry
 from liveness.clock import Clock, wait_or_timeout
+from liveness.sdk.loop_client import LivenessClient, RpcFailed, RpcFailure
 from liveness.sdk.rpc_failures import failure_of_status
 from liveness.v1.service_pb2 import (
     DescribeWorkerRequest,

@@ -15,7 +15,6 @@ import structlog
 
 from liveness.background import BackgroundTasks, RepeatedWarning
 from liveness.bridges.temporal.binding_record import RESCUE_QUEUE, BindingRecord
-from liveness.bridges.temporal.liveness_client import LivenessClient, RpcFailed
 from liveness.bridges.temporal.recorder import Recorder
 from liveness.bridges.temporal.rescue import RescueRefused, TemporalAway, rescue
 from liveness.bridges.temporal.settings import DEFAULT_INTERVAL_MS, INTERVALS_PER_LEASE, BridgeSettings
@@ -25,6 +24,7 @@ from liveness.bridges.temporal.worker_entry import INTERVAL_LABEL, NO_HEARTBEATS
 from liveness.clock import Clock, wait_or_timeout
 from liveness.sdk import GiveUp, Worker
 from liveness.sdk.errors import LivenessSdkError
+from liveness.sdk.loop_client import LivenessClient, RpcFailed
 from liveness.sdk.task import Task
 from liveness.v1.service_pb2 import DescribeWorkerRequest
 from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE

@@ -8,11 +8,11 @@ from typing import TypeAlias
 import grpc
 
 from liveness.bridges.temporal import messages
-from liveness.bridges.temporal.liveness_client import LivenessClient, RpcFailed
 from liveness.bridges.temporal.messages import ListedWorker
 from liveness.bridges.temporal.proxy import Call, Interceptor
 from liveness.bridges.temporal.wire import Malformed
 from liveness.bridges.temporal.worker_entry import ENGINE_LABEL
+from liveness.sdk.loop_client import LivenessClient, RpcFailed
 from liveness.v1.service_pb2 import DescribeWorkerRequest, ListWorkersRequest, WorkerFilter
 from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE, WORKER_STATUS_STOPPING, Worker
 

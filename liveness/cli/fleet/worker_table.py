@@ -25,6 +25,7 @@ DEACTIVATION_TEXT: dict[int, str] = {
     InactiveReason.INACTIVE_REASON_SHUTDOWN: "said goodbye",
     InactiveReason.INACTIVE_REASON_FORCED: "forced out",
     InactiveReason.INACTIVE_REASON_DRAINED: "drained",
+    InactiveReason.INACTIVE_REASON_PROCESS_EXITED: "process ended",
 }
 SILENT_REASONS = {
     InactiveReason.INACTIVE_REASON_LEASE_EXPIRED,

@@ -14,6 +14,8 @@ import { usePolling } from './ticker.js';
 import { SECOND } from './time.js';
 import { Activities } from './views/activities.js';
 import { Activity } from './views/activity.js';
+import { Component } from './views/component.js';
+import { Components, NoComponents } from './views/components.js';
 import { Events } from './views/events.js';
 import { Nodes } from './views/nodes.js';
 import { Overview } from './views/overview.js';
@@ -25,6 +27,8 @@ const VIEWS = {
   overview: { view: Overview, title: 'Fleet' },
   workers: { view: Workers, title: 'Workers', needsNamespace: true },
   worker: { view: Worker, title: 'Worker', needsNamespace: true },
+  components: { view: Components, title: 'Components', needsNamespace: true, nothing: NoComponents },
+  component: { view: Component, title: 'Component', needsNamespace: true },
   activities: { view: Activities, title: 'Activities', needsNamespace: true },
   activity: { view: Activity, title: 'Activity', needsNamespace: true },
   tasks: { view: Tasks, title: 'Tasks' },
@@ -63,7 +67,8 @@ function App() {
 function Content({ known, ns, params, fleet }) {
   if (!known) return html`<${Empty}>There is no such view.<//>`;
   if (known.needsNamespace && ns === null) {
-    return fleet ? html`<${Empty}>No worker has ever been here. Start one, and it shows up by itself.<//>` : html`<${Loading} />`;
+    if (!fleet) return html`<${Loading} />`;
+    return known.nothing ? html`<${known.nothing} />` : html`<${Empty}>No worker has ever been here. Start one, and it shows up by itself.<//>`;
   }
   return html`<${known.view} key=${`${known.title} ${ns} ${params.key ?? ''}`} ns=${ns} params=${params} />`;
 }

@@ -1,6 +1,6 @@
 // Events as sentences. An event of unknown type is shown by its type name.
 import { showDuration } from './time.js';
-import { counted, inactiveReason, activityName } from './words.js';
+import { counted, exitOf, inactiveReason, activityName } from './words.js';
 
 /** The event's data. */
 export function dataOf(event) {
@@ -35,6 +35,9 @@ const SENTENCES = {
   WorkerDeactivated: (e, d) => `became inactive: ${inactiveReason(d.reason)}${by(d)}${d.detail ? ` (${d.detail})` : ''}`,
   WorkerCleanedUp: () => 'was cleaned up; its key is closed',
   WorkerForgotten: (e, d) => `was forgotten${by(d)}; its key is free again`,
+  ComponentChanged: (e, d) => component(d),
+  ComponentsOrdered: (e, d) => `was given order ${d.order.number}${by(d.order)}: ${ordered(d.order)}${because(d.order.reason)}`,
+  ComponentOrdersDone: (e, d) => `has carried out its orders up to ${d.through}`,
   ActivityScheduled: (e, d) => `${activity(e, d)} was scheduled on ${d.task_queue}`,
   ActivityStarted: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was handed to ${d.worker}`,
   ActivityCompleted: (e, d) => `${activity(e, d)} was completed by ${d.worker}`,
@@ -59,6 +62,19 @@ function bindings(data) {
   return parts.join(', ') || 'changed what it holds';
 }
 
+function component(data) {
+  const ended = data.status === 'CRASHED' ? exitOf(data.last_exit) : '';
+  // The supervisor often gives the exit as the reason.
+  const facts = [data.reason, ended !== data.reason && ended].filter(Boolean).join(', ');
+  return `is ${data.status.toLowerCase()}${data.process_id ? ` as process ${data.process_id}` : ''}${by(data)}${because(facts)}`;
+}
+
+function ordered({ action, components, processes }) {
+  const word = action.toLowerCase().replaceAll('_', ' ');
+  if (action === 'SCALE') return `${word} to ${counted(processes, 'process', 'processes')}`;
+  return `${word} ${components.length ? components.join(', ') : 'the whole group'}`;
+}
+
 /** CamelCase → camel case */
 const spelled = (type) => type.replace(/(?<=[a-z])(?=[A-Z])/g, ' ').toLowerCase();
 
@@ -73,7 +89,7 @@ export function sentenceOf(event) {
 
 const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
 const GOOD = new Set(['WorkerRegistered', 'WorkerResurrected', 'ActivityCompleted']);
-const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'DrainBegun', 'ConfigChanged', 'ShardTaken', 'ActivityCancelled']);
+const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ShardTaken', 'ActivityCancelled']);
 
 export function toneOfEvent(type) {
   if (BAD.has(type)) return 'bad';

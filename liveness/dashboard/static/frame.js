@@ -15,13 +15,14 @@ import { showTime } from './time.js';
 const PLACES = [
   ['overview', 'Overview'],
   ['workers', 'Workers'],
+  ['components', 'Components'],
   ['activities', 'Activities'],
   ['tasks', 'Tasks'],
   ['events', 'Events'],
   ['nodes', 'Nodes'],
 ];
 /** The navigation entry of a view. */
-const PART_OF = { worker: 'workers', activity: 'activities' };
+const PART_OF = { worker: 'workers', component: 'components', activity: 'activities' };
 
 export function Frame({ name, ns, fleet, children }) {
   const [help, setHelp] = useState(false);
@@ -64,9 +65,9 @@ function toMain(event) {
 function NamespaceSwitcher({ name, ns, fleet }) {
   const names = ownNamespaces() ?? (fleet?.namespaces ?? []).map((one) => one.namespace);
   if (ns && !names.includes(ns)) names.unshift(ns);
-  // A worker or an activity does not exist in another namespace, so its list is shown.
+  // A worker, a component or an activity does not exist in another namespace, so its list is shown.
   const change = (event) => go(PART_OF[name] ?? name, { ns: event.target.value });
-  const all = !ownNamespaces() && !['workers', 'activities'].includes(PART_OF[name] ?? name);
+  const all = !ownNamespaces() && !['workers', 'components', 'activities'].includes(PART_OF[name] ?? name);
   return html`<label class="namespace"><span>namespace</span>
     <select value=${ns} onChange=${change} aria-label="Namespace">
       ${(all || names.length === 0) && html`<option value="">all</option>`}

@@ -1,11 +1,12 @@
 // Keyboard shortcuts: "/" focuses the filter, "g" and a letter open a view, "?" shows help. Ignored while the user types.
-const VIEWS = { o: 'overview', w: 'workers', a: 'activities', t: 'tasks', e: 'events', n: 'nodes' };
+const VIEWS = { o: 'overview', w: 'workers', c: 'components', a: 'activities', t: 'tasks', e: 'events', n: 'nodes' };
 const PREFIX_MS = 1_200;
 
 export const HELP = [
   ['/', 'filter what is shown'],
   ['g o', 'overview'],
   ['g w', 'workers'],
+  ['g c', 'components'],
   ['g a', 'activities'],
   ['g t', 'tasks'],
   ['g e', 'events'],

@@ -8,6 +8,10 @@ const SENTENCES = {
   ACTIVITY_FINISHED: ({ state }) => `This activity is ${state ? `${state.toLowerCase()} ` : 'finished '}already.`,
   ACTIVITY_NOT_RETRYABLE: ({ state }) =>
     `Only a quarantined or failed activity can be given a fresh start${state ? `; this one is ${state.toLowerCase()}` : ''}.`,
+  COMPONENT_NOT_FOUND: () => 'The server does not know this component any more.',
+  COMPONENT_GROUP_NOT_FOUND: () => 'The server does not know this group any more.',
+  ORDER_QUOTA_EXCEEDED: () => 'Too many orders wait for the supervisor of this group. Start it, and it carries them out.',
+  SUPERVISOR_SILENT: () => 'The supervisor of this group does not run, or does not answer.',
   TASK_NOT_FOUND: () => 'This task is not kept any more.',
   TASK_FINISHED: () => 'This task is finished already.',
   NAMESPACE_NOT_FOUND: ({ namespace }) => `This server does not serve the namespace ${namespace ?? ''}.`,

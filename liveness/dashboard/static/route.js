@@ -30,5 +30,7 @@ export function adjust(changes) {
 
 export const workerHref = (ns, key) => href('worker', { ns, key });
 
+export const componentHref = (ns, key) => href('component', { ns, key });
+
 export const activityHref = (ns, id) =>
   href('activity', { ns, workflow: id.workflow_id, run: id.run_id, activity: id.activity_id });

@@ -8,24 +8,25 @@ const LABELS = 92;
 const LANE = 34;
 const BAR = 20;
 const AXIS = 26;
-const LANES = ['lease', 'session', 'orders', 'holds', 'heartbeats'];
+const LANES = ['status', 'lease', 'session', 'orders', 'holds', 'heartbeats'];
 /** Lanes that are hidden while they are empty. */
-const OPTIONAL = { orders: (spans) => spans.orders.length > 0, holds: (spans) => spans.held.some(({ count }) => count > 0) };
+const OPTIONAL = { status: (spans) => spans.statuses.length > 0, orders: (spans) => spans.orders.length > 0, holds: (spans) => spans.held.some(({ count }) => count > 0) };
 const MARK = { birth: '●', session: '◆', return: '▲', end: '✕', closed: '■' };
+const NOTHING = [];
 const LEAST_MS = SECOND;
 const TICKS_MS = [
   SECOND, 5 * SECOND, 15 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY, 365 * DAY,
 ]; // prettier-ignore
 
-/** spans: the result of `spansOf`. beats: the known times of heartbeats. silences: [{from, to}]. */
-export function Timeline({ spans, beats, silences }) {
+/** spans: the result of `spansOf`. beats: the known times of heartbeats. silences: [{from, to}]. without: lanes that are not drawn. */
+export function Timeline({ spans, beats, silences, without = NOTHING }) {
   const box = useRef();
   const width = useWidth(box);
   const [zoom, setZoom] = useState(null);
   const [now, setNow] = useState(serverNow);
   useTick(() => setNow((was) => (serverNow() - was > SECOND ? serverNow() : was)), []);
   const [tip, setTip] = useState(null);
-  const lanes = LANES.filter((lane) => OPTIONAL[lane]?.(spans) ?? true);
+  const lanes = LANES.filter((lane) => !without.includes(lane) && (OPTIONAL[lane]?.(spans) ?? true));
   const height = lanes.length * LANE + AXIS;
   const y = (lane) => lanes.indexOf(lane) * LANE;
   const full = fullRange(spans, now);
@@ -48,7 +49,7 @@ export function Timeline({ spans, beats, silences }) {
         ${shapes.steps && html`<path class="t-held" d=${heldPath(shapes.steps, x, range, y('holds') + LANE - 6)} onPointerMove=${(event) => setTip(at(event, `holds ${counted(heldAt(shapes.steps, timeAt(event, box, width, range)), 'activity', 'activities')}`))} />`}
         ${shapes.ticks.filter((time) => inside(time, time)).map((time) => html`<line key=${time} class="t-beat" x1=${x(time)} x2=${x(time)} y1=${y('heartbeats') + 9} y2=${y('heartbeats') + 25} />`)}
         ${shapes.marks.filter(({ time }) => inside(time, time)).map(
-          (mark) => html`<text key=${mark.key} class=${`t-mark ${mark.kind} ${mark.bad ? 'bad' : ''}`} x=${x(mark.time)} y=${LANE / 2 + 5} text-anchor="middle"
+          (mark) => html`<text key=${mark.key} class=${`t-mark ${mark.kind} ${mark.bad ? 'bad' : ''}`} x=${x(mark.time)} y=${y('lease') + LANE / 2 + 5} text-anchor="middle"
             onPointerMove=${(event) => setTip(at(event, `${showTime(mark.time)}  ${mark.text}`))}>${MARK[mark.kind]}</text>`,
         )}
         ${drag.band && html`<rect class="t-band" x=${drag.band.x} y="0" width=${drag.band.width} height=${height - AXIS} />`}
@@ -88,6 +89,7 @@ function shapesOf(spans, beats, silences, now) {
   const bars = [];
   const add = (lane, tone, span, label, text) =>
     bars.push({ key: `${lane} ${tone} ${span.from}`, lane, tone, from: span.from, to: span.to ?? now, label, text });
+  for (const one of spans.statuses) add('status', one.status, one, one.status, `${one.status} for ${showDuration((one.to ?? now) - one.from)}${one.reason ? `: ${one.reason}` : ''}`);
   for (const lease of spans.leases) {
     const ending = lease.to === null ? 'goes on' : `ended: ${lease.reason}`;
     add('lease', 'lease', lease, `lease ${lease.epoch}`, `lease ${lease.epoch}, ${showDuration((lease.to ?? now) - lease.from)}, ${ending}`);

@@ -14,25 +14,32 @@ export const workerState = named('WORKER_STATE_');
 export const workerStatus = named('WORKER_STATUS_');
 export const activityState = named('ACTIVITY_STATE_');
 export const taskState = named('TASK_STATE_');
+export const componentStatus = named('COMPONENT_STATUS_');
+export const componentAction = named('COMPONENT_ACTION_');
 export const nodeState = named('NODE_STATE_');
 
 const TONES = {
   active: 'good',
+  healthy: 'good',
   serving: 'good',
   started: 'good',
   completed: 'good',
   done: 'good',
   inactive: 'bad',
+  crashed: 'bad',
+  'no supervisor': 'bad',
   lost: 'bad',
   failed: 'bad',
   quarantined: 'bad',
   'dead lettered': 'bad',
   waiting: 'warn',
+  stopping: 'warn',
   retrying: 'warn',
   leaving: 'warn',
   released: 'warn',
   suspect: 'warn',
   paused: 'info',
+  starting: 'info',
   draining: 'info',
   available: 'info',
   pending: 'info',
@@ -46,6 +53,7 @@ const REASONS = {
   FORCED: 'forced out',
   DISCONNECTED: 'stream broke',
   DRAINED: 'drained',
+  PROCESS_EXITED: 'process ended',
 };
 
 /** Accepts both the API's name and the one in events. */
@@ -54,8 +62,15 @@ export function inactiveReason(value) {
   return REASONS[name] ?? named('')(name);
 }
 
-/** Whether a lease ended because of silence or a broken stream: then there is a death certificate. */
-export const isDeath = (value) => /(LEASE_EXPIRED|DISCONNECTED)$/.test(value ?? '');
+/** Whether a lease ended because of silence, a broken stream or a process that ended: then there is a death certificate. */
+export const isDeath = (value) => /(LEASE_EXPIRED|DISCONNECTED|PROCESS_EXITED)$/.test(value ?? '');
+
+/** How a process ended; `ended` is from the API or from an event. */
+export function exitOf(ended) {
+  if (!ended) return '';
+  if (ended.signal) return `killed by ${ended.signal}`;
+  return Number.isInteger(ended.code) ? `exit code ${ended.code}` : 'ended';
+}
 
 /** 1,234 · 12.3 k · 4.5 M */
 const plain = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });

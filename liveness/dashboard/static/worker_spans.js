@@ -5,10 +5,10 @@ import { inactiveReason, isDeath } from './words.js';
 
 /**
  * events: oldest first. A span whose first event is not stored any more starts with the first known event; an open span has no end.
- * → {from, leases, absences, sessions, orders, held, marks, deaths, closed}
+ * → {from, statuses, leases, absences, sessions, orders, held, marks, deaths, closed}
  */
 export function spansOf(events) {
-  const spans = { from: null, leases: [], absences: [], sessions: [], orders: [], held: [], marks: [], deaths: [], closed: null };
+  const spans = { from: null, statuses: [], leases: [], absences: [], sessions: [], orders: [], held: [], marks: [], deaths: [], closed: null };
   let held = 0;
   for (const event of events) {
     const time = parseTime(event.time);
@@ -39,6 +39,7 @@ const HANDLERS = {
     end(spans.leases, time, { reason: inactiveReason(data.reason), death: isDeath(data.reason) });
     end(spans.sessions, time);
     for (const order of spans.orders) if (order.kind === 'draining') order.to ??= time;
+    lost(spans, time);
     spans.absences.push({ from: time, to: null, reason: inactiveReason(data.reason), death: isDeath(data.reason) });
     if (isDeath(data.reason)) spans.deaths.push({ time, epoch: spans.leases.at(-1)?.epoch ?? null });
     return 0;
@@ -46,6 +47,14 @@ const HANDLERS = {
   WorkerCleanedUp(spans, time, data, held) {
     end(spans.absences, time);
     spans.closed = time;
+    return held;
+  },
+  ComponentChanged(spans, time, data, held) {
+    const last = spans.statuses.at(-1);
+    const status = data.status.toLowerCase();
+    if (last && last.to === null && last.status === status) return held;
+    end(spans.statuses, time);
+    spans.statuses.push({ status, from: time, to: null, reason: data.reason });
     return held;
   },
   WorkerForgotten(spans) {
@@ -68,6 +77,16 @@ const HANDLERS = {
   ActivityHanded: (spans, time, data, held) => held + 1,
   BindingsEnded: (spans, time, data, held) => Math.max(0, held - data.ids.length),
 };
+
+const WITHOUT_PROCESS = ['stopped', 'crashed', 'failed'];
+
+/** A lease that ends without a report: nobody knows of the process any more, so it counts as crashed. */
+function lost(spans, time) {
+  const last = spans.statuses.at(-1);
+  if (!last || WITHOUT_PROCESS.includes(last.status)) return;
+  end(spans.statuses, time);
+  spans.statuses.push({ status: 'crashed', from: time, to: null, reason: 'nothing was heard of its supervisor' });
+}
 
 function activated(spans, time, data) {
   spans.closed = null;

@@ -24,6 +24,7 @@ from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from tests.integration.deploy.manifests import DEPLOY
 from tests.integration.deploy.promql import Expression, Matcher, Selector, read
 from tests.integration.engine.engine import activity
+from tests.integration.server.component_client import CRASHED, ComponentClient
 from tests.integration.server.server_harness import ServerHarness, refusal
 from tests.integration.telemetry.exposition import Exposition
 
@@ -65,6 +66,9 @@ async def exposition(tmp_path_factory: pytest.TempPathFactory) -> Exposition:
         frontend_text, _ = frontend.metrics()
     await harness.beat("dies", lease_ms=1_000, bound_activities=[activity("a")])
     await refusal(harness.beat(""))
+    supervisor = ComponentClient.of(harness)
+    await supervisor.start()
+    await supervisor.report(CRASHED)
     await harness.advance(1_250)
     await harness.advance(3_000)
     await harness.server.maintenance.record_size()

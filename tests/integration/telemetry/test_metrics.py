@@ -22,6 +22,7 @@ from liveness.telemetry.process_metrics import FRONTEND_METRICS
 from liveness.v1 import service_pb2
 from tests.integration.engine.engine import activity
 from tests.integration.server.activity_client import ActivityClient
+from tests.integration.server.component_client import CRASHED, ComponentClient
 from tests.integration.server.server_harness import NAMESPACE, SHARDS, ServerHarness, heartbeat, refusal
 from tests.integration.store.faulty_store import Fault
 from tests.integration.telemetry.exposition import Exposition
@@ -265,6 +266,9 @@ async def test_every_metric_of_the_catalogue_is_exported_with_its_help_and_label
     refs = [activity("a")]
     await harness.beat("w", lease_ms=1_000, bound_activities=refs)
     await refusal(harness.beat(""))
+    supervisor = ComponentClient.of(harness)
+    await supervisor.start()
+    await supervisor.report(CRASHED)
     await harness.advance(1_250)
     now = exposition_of(harness)
     for metric in METRICS:

@@ -13,6 +13,7 @@ PUBLIC = {
     "liveness.fencing": ("FencingGuard", "NotInTransaction", "SeenToken", "StaleToken", "guarded_update"),
     "liveness.relays": ("event_subject", "events_subject", "reschedules_subject", "subject_of", "token_of"),
     "liveness.sdk": ("BlockingClient", "GiveUp", "RetryLater", "Task", "Worker"),
+    "liveness.sdk.health": ("job", "paused", "set", "start", "stopping", "wait_while_paused"),
     "liveness.settings": ("Settings", "SettingsError"),
     "liveness.testing": ("LocalServer",),
     "liveness.webhooks": ("DELIVERY_HEADER", "SIGNATURE_HEADER", "sign", "verify_signature"),

@@ -95,7 +95,7 @@ def test_a_command_refuses_a_shared_option_that_it_does_not_use(line: str, error
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_shown_with_a_shared_option_that_the_command_uses(name: str) -> None:
     """Help stays reachable: a refused option is the only reason not to show it."""
-    before = [] if name in ("serve", "frontend") else ["--json"]
+    before = [] if name in ("serve", "frontend", "supervise") else ["--json"]
     result = CliRunner().invoke(main, [*before, name, "--help"], prog_name="liveness")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"Usage: liveness {name} ")

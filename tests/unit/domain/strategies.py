@@ -15,6 +15,15 @@ from liveness.domain.activity import (
     EndedAttempt,
     ReleasedAttempt,
 )
+from liveness.domain.component import (
+    NO_ORDERS,
+    Component,
+    ComponentOrder,
+    ComponentStatus,
+    OrderAction,
+    OrderBook,
+    ProcessExit,
+)
 from liveness.domain.death_certificate import (
     HEARTBEATS_MAX,
     STALLS_MAX,
@@ -117,6 +126,43 @@ def _of_attempt(kind: type[ActivityEventT], **fields: Any) -> st.SearchStrategy[
 
 settings = st.dictionaries(text, st.floats(0, allow_nan=False, allow_infinity=False), max_size=4)
 
+exits = st.builds(
+    ProcessExit,
+    code=st.none() | st.integers(-(2**31), 2**31 - 1),
+    signal=text,
+    wall_ms=times,
+    last_lines=st.lists(text, max_size=3).map(tuple),
+)
+component_fields: dict[str, st.SearchStrategy[Any]] = {
+    "number": counts,
+    "status": st.sampled_from(ComponentStatus),
+    "session_id": text,
+    "reason": text,
+    "by": text,
+    "process_id": numbers,
+    "process_start_ms": times,
+    "paused": st.booleans(),
+    "wanted": st.booleans(),
+    "details": text,
+    "restart_count": numbers,
+    "restarts": st.lists(times, max_size=3).map(tuple),
+    "last_exit": st.none() | exits,
+}
+components = st.builds(Component, since_ms=times, created_ms=times, **component_fields)
+orders = st.builds(
+    ComponentOrder,
+    number=counts,
+    action=st.sampled_from(OrderAction),
+    components=st.lists(text, max_size=3).map(tuple),
+    processes=numbers,
+    reason=text,
+    by=text,
+    wall_ms=times,
+)
+order_books = st.just(NO_ORDERS) | st.builds(
+    OrderBook, last_number=numbers, waiting=st.lists(orders, max_size=3).map(tuple)
+)
+
 companies = st.builds(ConcurrentDeaths, numbers, numbers, numbers)
 certificates = st.builds(
     DeathCertificate,
@@ -131,6 +177,7 @@ certificates = st.builds(
     host_name=text,
     build_id=text,
     task_queue=text,
+    exit=st.none() | exits,
 )
 
 # One strategy for each kind of event that is stored as its own row.
@@ -172,6 +219,9 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         keeps_sessions=st.booleans(),
     ),
     events.WorkerForgotten: st.builds(events.WorkerForgotten, epoch_floor=times, reason=text, by=text),
+    events.ComponentChanged: st.builds(events.ComponentChanged, wall_ms=times, **component_fields),
+    events.ComponentsOrdered: st.builds(events.ComponentsOrdered, order=orders),
+    events.ComponentOrdersDone: st.builds(events.ComponentOrdersDone, through=counts),
     events.ActivityScheduled: _about_activity(
         events.ActivityScheduled,
         activity_type=text,
@@ -216,6 +266,8 @@ standings = st.just(NO_STANDING) | st.builds(
     handed=st.dictionaries(activity_ids, st.booleans(), max_size=4).map(
         lambda handed: MappingProxyType(handed) if handed else NO_HANDED
     ),
+    component=st.none() | components,
+    orders=order_books,
 )
 workers = st.builds(
     Worker,

@@ -23,6 +23,7 @@ from tests.unit.store import (
     golden_v7,
     golden_v8,
     golden_v9,
+    golden_v10,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -82,5 +83,6 @@ VERSIONS = [
         ("v7", golden_v7),
         ("v8", golden_v8),
         ("v9", golden_v9),
+        ("v10", golden_v10),
     )
 ]

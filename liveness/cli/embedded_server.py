@@ -1,0 +1,79 @@
+"""A server that `liveness supervise --embedded` starts for itself, on the default database, and stops last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from liveness.supervisor.errors import SupervisorError
+
+START_S = 30.0
+STOP_S = 15.0
+
+logger = logging.getLogger("liveness.supervisor")
+
+
+class EmbeddedServerFailed(SupervisorError):
+    template = "The embedded server did not start: {detail}"
+
+    detail: str
+
+
+class EmbeddedServer:
+    """A process of its own, so that neither a crash of it nor its work stops the supervisor."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._process: asyncio.subprocess.Process | None = None
+        self._output: asyncio.Task[None] | None = None
+        self._lines: list[str] = []
+        self._is_ready = asyncio.Event()
+
+    async def start(self) -> None:
+        """Raises EmbeddedServerFailed."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "liveness", "serve", "--listen", self._address, "--log-format", "json",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # Ctrl-C in a terminal reaches the whole group: the supervisor decides when the server stops.
+            start_new_session=True,
+        )  # fmt: skip
+        self._output = asyncio.get_running_loop().create_task(self._read_output())
+        ready = asyncio.get_running_loop().create_task(self._is_ready.wait())
+        try:
+            async with asyncio.timeout(START_S):
+                await asyncio.wait({ready, self._output}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            pass
+        finally:
+            ready.cancel()
+        if not self._is_ready.is_set():
+            raise EmbeddedServerFailed(detail="; ".join(self._lines[-3:]) or "it gave no reason")
+        logger.info("the embedded server listens on %s", self._address)
+
+    async def _read_output(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            self._lines = [*self._lines[-19:], text]
+            if '"serving"' in text:
+                self._is_ready.set()
+            logger.debug("server: %s", text)
+
+    async def stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        if self._output is not None:
+            await self._output

@@ -1,0 +1,261 @@
+"""The components of one group, and the orders to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from liveness.clock import Clock
+from liveness.domain.component import ComponentStatus, OrderAction, component_id, index_of
+from liveness.sdk.loop_client import RpcFailure
+from liveness.supervisor.launcher_client import Launcher
+from liveness.supervisor.order_loop import OrderLoop
+from liveness.supervisor.output_log import LogSettings, OutputLog
+from liveness.supervisor.server_link import GroupLock, ServerLink
+from liveness.supervisor.sessions import Session
+from liveness.supervisor.settings import GroupSettings
+from liveness.supervisor.supervised_component import SupervisedComponent
+from liveness.v1.component_pb2 import ComponentOrder
+from liveness.v1.worker_pb2 import HeartbeatResult
+
+logger = logging.getLogger("liveness.supervisor")
+
+SETTLED = (ComponentStatus.HEALTHY, ComponentStatus.PAUSED, ComponentStatus.FAILED, ComponentStatus.CRASHED)
+"""After an order to start or restart: it runs, or this start has failed."""
+
+
+class Group:
+    def __init__(
+        self,
+        settings: GroupSettings,
+        link: ServerLink,
+        launcher: Launcher,
+        clock: Clock,
+        environment: Mapping[str, str],
+        output_directory: Path,
+        on_changed: Callable[[], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """`on_lost`: another supervisor has taken the group."""
+        self.settings = settings
+        self.components: dict[int, SupervisedComponent] = {}
+        self._link = link
+        self._launcher = launcher
+        self._clock = clock
+        self._environment = environment
+        self._output_directory = output_directory
+        self._on_changed = on_changed
+        self._on_lost = on_lost
+        self._session: Session | None = None
+        self._orders: asyncio.Task[None] | None = None
+        self._lock: GroupLock | None = None
+        self._changed = asyncio.Event()
+        """Set, and replaced, at each change of a component's status."""
+        self._leaving: dict[int, SupervisedComponent] = {}
+        """Components above the number that shall run, until they have stopped."""
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    async def begin(self, lock_path: Path, wait_ms: int) -> None:
+        """Take the group, continue what an earlier supervisor left, and start its processes. Raises SupervisorError."""
+        self._lock = GroupLock(lock_path, self.name)
+        self._session = await self._link.acquire_group(self.settings, self, self._lock, wait_ms)
+        known = await self._link.read_components(self.name)
+        for index in range(self.settings.processes):
+            component = self._add(index)
+            if index in known:
+                component.continue_from(known[index])
+        loop = asyncio.get_running_loop()
+        self._orders = loop.create_task(
+            OrderLoop(
+                self._link.client,
+                self._link.namespace,
+                self._clock,
+                self._session,
+                self.carry_out,
+                self.read_output,
+            ).run()
+        )
+        for component in self.components.values():
+            component.begin()
+
+    def _add(self, index: int) -> SupervisedComponent:
+        settings = self.settings
+        component = self.components[index] = SupervisedComponent(
+            component_id(self.name, index),
+            index,
+            settings,
+            self._link,
+            self._launcher,
+            OutputLog(self._log_settings(), self.name, index, self._clock),
+            self._clock,
+            self._environment,
+            self._on_component_changed,
+        )
+        return component
+
+    def _log_settings(self) -> LogSettings:
+        output = self.settings.output
+        return LogSettings(self._output_directory, output.max_bytes, output.files)
+
+    # -- orders
+
+    async def carry_out(self, order: ComponentOrder) -> None:
+        """Returns when the components are in the state that was ordered, or cannot get there."""
+        action = OrderAction(int(order.action))
+        by, reason = order.by, order.reason
+        chosen = self._chosen(order.component_ids)
+        logger.info(
+            "order %s: %s %s%s", order.number, action.name.lower(), self.name, f" by {by}" if by else ""
+        )
+        match action:
+            case OrderAction.RESTART:
+                for component in chosen:
+                    component.restart(by, reason)
+                await self._settled(chosen)
+            case OrderAction.ROLLING_RESTART:
+                for component in chosen:
+                    component.restart(by, reason)
+                    await self._settled([component])
+            case OrderAction.STOP:
+                for component in chosen:
+                    component.stop(by, reason)
+                await self._wait(lambda: all(component.machine.is_at_rest for component in chosen))
+            case OrderAction.START:
+                for component in chosen:
+                    component.start(by, reason)
+                await self._settled(chosen)
+            case OrderAction.PAUSE:
+                for component in chosen:
+                    component.pause(by, reason)
+            case OrderAction.RESUME:
+                for component in chosen:
+                    component.resume(by, reason)
+            case OrderAction.RESET:
+                for component in chosen:
+                    component.reset(by, reason)
+                await self._settled([each for each in chosen if each.machine.wanted])
+            case OrderAction.SCALE:
+                await self.scale(order.count, by, reason)
+
+    def _chosen(self, ids: Iterable[str]) -> list[SupervisedComponent]:
+        indexes = [index for id in ids if (index := index_of(id)) is not None]
+        if not indexes:
+            return list(self.components.values())
+        for index in indexes:
+            if index not in self.components:
+                logger.warning("%s does not run here", component_id(self.name, index))
+        return [self.components[index] for index in indexes if index in self.components]
+
+    async def scale(self, processes: int, by: str = "", reason: str = "") -> None:
+        """Start the processes that are missing, or stop those with the highest numbers."""
+        added = [index for index in range(processes) if index not in self.components]
+        known = await self._link.read_components(self.name) if added else {}
+        for index in added:
+            component = self._add(index)
+            if index in known:
+                component.continue_from(known[index])
+            component.begin()
+            component.start(by, reason or "the group was scaled")
+        leaving = {index: each for index, each in self.components.items() if index >= processes}
+        for index, component in leaving.items():
+            del self.components[index]
+            self._leaving[index] = component
+            component.stop(by, reason or "the group was scaled")
+        await self._wait(lambda: all(component.machine.is_at_rest for component in leaving.values()))
+        for index, component in leaving.items():
+            await component.flush_reports()
+            if self._leaving.get(index) is component:
+                del self._leaving[index]
+            component.close()
+        await self._settled(list(self.components.values()))
+
+    async def _settled(self, chosen: list[SupervisedComponent]) -> None:
+        await self._wait(
+            lambda: all(each.machine.status in SETTLED or each.machine.is_at_rest for each in chosen)
+        )
+
+    async def _wait(self, is_reached: Callable[[], bool]) -> None:
+        while not is_reached():
+            await self._changed.wait()
+
+    def change_settings(self, settings: GroupSettings) -> None:
+        """New limits apply at once; a new command applies to the next process."""
+        self.settings = settings
+        for component in self.components.values():
+            component.change_settings(settings)
+
+    def restart_all(self, reason: str) -> None:
+        for component in self.components.values():
+            if component.machine.wanted:
+                component.restart("", reason)
+
+    def read_output(self, id: str, lines: int, after: str) -> tuple[list[str], str]:
+        index = index_of(id)
+        component = None if index is None else self.components.get(index) or self._leaving.get(index)
+        return ([], "") if component is None else component.output.read_lines(lines, after)
+
+    # -- the end
+
+    async def shut_down(self) -> None:
+        """Stop all processes, in parallel."""
+        for component in self._all():
+            component.shut_down()
+        await self._wait(lambda: all(component.machine.is_at_rest for component in self._all()))
+
+    def kill(self) -> None:
+        for component in self._all():
+            component.kill()
+
+    async def close(self, report_ms: int) -> None:
+        """Report what is left to report, and give the group back."""
+        try:
+            async with asyncio.timeout(report_ms / 1_000):
+                await asyncio.gather(*(component.flush_reports() for component in self._all()))
+                if self._session is not None and not self._session.is_over:
+                    await self._link.release_group(self._session)
+        except TimeoutError:
+            logger.warning("%s: the server does not answer; some reports are lost", self.name)
+        self.abandon()
+
+    def abandon(self) -> None:
+        if self._orders is not None:
+            self._orders.cancel()
+        for component in self._all():
+            component.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    @property
+    def has_problem(self) -> bool:
+        """Whether a component failed, or did not end well."""
+        return any(
+            component.machine.unclean or component.machine.status is ComponentStatus.FAILED
+            for component in self._all()
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """No process runs, and none will without an order."""
+        return all(component.machine.is_at_rest for component in self._all())
+
+    def _all(self) -> list[SupervisedComponent]:
+        return [*self.components.values(), *self._leaving.values()]
+
+    # -- what happens to it
+
+    def on_answer(self, result: HeartbeatResult) -> None:
+        pass
+
+    def on_refused(self, failure: RpcFailure) -> None:
+        logger.error("another supervisor has taken the group %s: %s", self.name, failure)
+        self._on_lost(self.name)
+
+    def _on_component_changed(self, component: SupervisedComponent) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        self._on_changed()
