@@ -151,7 +151,7 @@ def job(id: JobId, *, activity: Activity | None = None) -> Iterator[Job]:
 
 def set(**values: Any) -> None:  # noqa: A001  # programs write health.set(…)
     """Report further values: numbers, texts, lists and objects, as JSON has them. None removes one. If they are longer than
-    64 KiB, none of them is reported."""
+    4 KiB, none of them is reported."""
     _reporter.set_telemetry(values)
 
 

@@ -17,7 +17,7 @@ from liveness.clock import Clock
 from liveness.domain.component import STATUSES_WITH_PROCESS, Component, ComponentStatus, ProcessExit
 from liveness.sdk.loop_client import LivenessClient, RpcFailed, RpcFailure
 from liveness.supervisor.actions import Kept
-from liveness.supervisor.sessions import HeartbeatSender, Session
+from liveness.supervisor.sessions import HeartbeatSender, Session, may_pass
 from liveness.v1.component_pb2 import ProcessExit as ProcessExitMessage
 from liveness.v1.component_service_pb2 import GetComponentRequest, ReportComponentRequest
 
@@ -165,9 +165,11 @@ class ComponentReports:
                 return
             except RpcFailed as error:
                 failure = error.rpc_failure
-                if not failure.is_retryable:
+                if not may_pass(failure):
                     await self._give_up(step, failure)
                     return
+                if not failure.is_retryable and wait_ms == RETRY_MS[0]:
+                    logger.error("%s: the server refuses a call, which is repeated: %s", self.id, failure)
                 await self._clock.sleep(max(wait_ms, failure.retry_after_ms))
                 wait_ms = min(wait_ms * 2, RETRY_MS[1])
 

@@ -19,7 +19,7 @@ from liveness.supervisor.actions import (
 )
 from liveness.supervisor.process_watch import CLOSED_PIPE_MS, SIGNALS_THAT_FREEZE, ProcessWatch
 from liveness.supervisor.restart_policy import NO_RESTARTS, Done, GiveUp, Restart, next_step
-from liveness.supervisor.settings import GroupSettings
+from liveness.supervisor.settings import GroupSettings, Health
 
 CLOCK_STEP_MS = 1_000
 """A smaller change between the two clocks is drift; a larger one means that somebody set the wall clock."""
@@ -81,6 +81,10 @@ class ComponentSteps:
     def has_process(self) -> bool:
         """Also true while it is unknown whether `Spawn` succeeds."""
         return self._process is not Process.NONE
+
+    def listens(self, way: Health) -> bool:
+        """Whether what the process tells this way says something about its health."""
+        return self._watch.listens(self.settings, way)
 
     @property
     def is_at_rest(self) -> bool:
@@ -265,6 +269,9 @@ class ComponentSteps:
             return
         if watch.closed_ms is not None:
             yield watch.closed_ms + CLOSED_PIPE_MS, lambda: self._hang("closed its health pipe")
+        if watch.ending_ms is not None:
+            limit = f"said that it ends, and did not within {settings.stop_timeout_ms / 1_000:g} s"
+            yield watch.ending_ms + settings.stop_timeout_ms, lambda: self._hang(limit)
         if self.status is ComponentStatus.STARTING:
             if (ready_ms := watch.ready_by_itself_ms(settings)) is not None:
                 yield ready_ms, lambda: self._become_ready("runs")

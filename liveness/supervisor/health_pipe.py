@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from liveness.config.formats import is_name
+from liveness.domain.activity import ATTEMPT_MAX
 from liveness.domain.component import DETAILS_BYTES_MAX, STATUSES_WITH_PROCESS, ComponentStatus
 
 LINE_BYTES_MAX = 65_536
@@ -34,7 +36,7 @@ NOT_AN_OBJECT = "no JSON object"
 OTHER_COMPONENT = "component_id of another component"
 UNKNOWN_STATUS = "unknown status"
 BAD_JOB = "current_job is no short text, integer or null"
-BAD_ACTIVITIES = "activities is no list of at most 1000 activities"
+BAD_ACTIVITIES = "activities is no list of at most 1000 activities with names of at most 255 bytes"
 TOO_MANY_DETAILS = "the other fields are more than 4096 bytes"
 
 
@@ -55,6 +57,8 @@ class HealthFrame(NamedTuple):
     """None if the process does not say."""
     telemetry: str = "{}"
     """Its other fields, as a JSON object."""
+    is_telemetry_too_long: bool = False
+    """They were left out. The rest of the frame counts: the process is alive."""
     sends_heartbeats: bool = False
     """The process sends the heartbeats of its session itself, through the SDK."""
 
@@ -67,7 +71,8 @@ class Parsed(NamedTuple):
     lines: int
     """How many lines ended, the malformed and the superseded ones included."""
     malformed: Counter[str]
-    """How many lines were not good, by reason. Lines older than the frame are only looked at for their prefix and length."""
+    """How many lines were not good in all or in part, by reason. Lines older than the frame are only looked at for their prefix
+    and length."""
 
 
 class MalformedFrame(ValueError):
@@ -119,6 +124,8 @@ class HealthParser:
                 attempts += 1
                 try:
                     frame = parse_frame(line, self._component_id)
+                    if frame.is_telemetry_too_long:
+                        malformed[TOO_MANY_DETAILS] += 1
                     break
                 except MalformedFrame as error:
                     malformed[str(error)] += 1
@@ -167,13 +174,13 @@ def parse_frame(text: bytes, component_id: str) -> HealthFrame:
         raise MalformedFrame(UNKNOWN_STATUS)
     telemetry = {name: value for name, value in frame.items() if name not in NOT_TELEMETRY}
     encoded = msgspec.json.encode(telemetry)
-    if len(encoded) > DETAILS_BYTES_MAX:
-        raise MalformedFrame(TOO_MANY_DETAILS)
+    is_too_long = len(encoded) > DETAILS_BYTES_MAX
     return HealthFrame(
         status,
         _job(frame.get("current_job")),
         _activities(frame.get("activities")),
-        encoded.decode(),
+        "{}" if is_too_long else encoded.decode(),
+        is_too_long,
         frame.get("sdk") is True,
     )
 
@@ -202,8 +209,9 @@ def _activity(activity: Any) -> BoundActivity:
         activity.get("attempt", 1),
         activity.get("task_queue", ""),
     )
-    texts = (bound.workflow_id, bound.run_id, bound.activity_id, bound.task_queue)
-    if not bound.activity_id or not all(map(_is_text, texts)) or not _is_integer(bound.attempt):
+    names = (bound.workflow_id, bound.run_id, bound.activity_id, bound.task_queue)
+    is_good = bound.activity_id and all(isinstance(name, str) and (not name or is_name(name)) for name in names)
+    if not is_good or not _is_integer(bound.attempt) or not 0 <= bound.attempt <= ATTEMPT_MAX:
         raise MalformedFrame(BAD_ACTIVITIES)
     return bound
 

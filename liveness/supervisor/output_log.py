@@ -62,6 +62,10 @@ class OutputLog:
         """The position where the current file begins."""
         self._size = _size_of(self.path)
 
+    def change_settings(self, settings: LogSettings) -> None:
+        """Of the next lines. Another directory counts for the next start of the supervisor: positions must stay good."""
+        self._settings = settings._replace(directory=self._settings.directory)
+
     @property
     def end(self) -> int:
         """The position after the last byte."""

@@ -19,23 +19,34 @@ class ProcessWatch(NamedTuple):
     ready_ms: int | None = None
     heard_ms: int = 0
     """When a message came that must come again."""
-    has_spoken: bool = False
-    used_pipe: bool = False
+    way: Health | None = None
+    """PIPE or NOTIFY: the first way that it used."""
     is_regular: bool = False
     """It has sent such messages, so their end means something."""
     closed_ms: int | None = None
+    ending_ms: int | None = None
+    """When it said that it ends by itself."""
 
-    def heard(self, now_ms: int, *, regular: bool, by_pipe: bool) -> ProcessWatch:
-        watch = self._replace(has_spoken=True, used_pipe=self.used_pipe or by_pipe)
+    def listens(self, settings: GroupSettings, way: Health) -> bool:
+        """Whether a message that came this way says something about the health. The first way that a process uses counts, unless
+        the group names one."""
+        if settings.health is Health.AUTO:
+            return self.way in (None, way)
+        return settings.health is way
+
+    def heard(self, now_ms: int, *, regular: bool, way: Health) -> ProcessWatch:
+        watch = self._replace(way=way)
         return watch._replace(heard_ms=now_ms, is_regular=True) if regular else watch
 
     def must_keep_pipe(self, settings: GroupSettings) -> bool:
-        return settings.health is Health.PIPE or (settings.health is Health.AUTO and self.used_pipe)
+        return settings.health is Health.PIPE or (
+            settings.health is Health.AUTO and self.way is Health.PIPE
+        )
 
     def ready_by_itself_ms(self, settings: GroupSettings) -> int | None:
         """When a process that does not tell is taken for ready."""
         is_silent = settings.health is Health.PROCESS or (
-            settings.health is Health.AUTO and not self.has_spoken
+            settings.health is Health.AUTO and self.way is None
         )
         if is_silent and settings.readiness is None:
             return self.started_ms + settings.ready_after_ms
@@ -43,14 +54,9 @@ class ProcessWatch(NamedTuple):
 
     def stale_ms(self, settings: GroupSettings) -> int | None:
         """When it will have been silent for too long, once it is ready."""
-        if self.ready_ms is None or not (self.is_regular or settings.health is Health.PIPE):
+        if self.ready_ms is None or self.ending_ms is not None or not (self.is_regular or settings.health is Health.PIPE):
             return None
         return max(self.ready_ms, self.heard_ms) + settings.health_timeout_ms
-
-
-def listens(settings: GroupSettings, *, by_pipe: bool) -> bool:
-    """Whether the group lets its processes tell their health in this way."""
-    return settings.health is Health.AUTO or settings.health is (Health.PIPE if by_pipe else Health.NOTIFY)
 
 
 def is_clean_end(ended: ProcessExit, settings: GroupSettings, stop_signal_number: int) -> bool:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from liveness.clock import Clock
@@ -22,11 +23,33 @@ from liveness.v1.worker_pb2 import ActivityRef, HeartbeatResult, WorkerHeartbeat
 CALL_TIMEOUT_MS = 5_000
 BATCH_MAX = 1_000
 RETRY_MS = (200, 2_000)
-EARLY_DIVISOR = 10
-"""A heartbeat may be sent this fraction of its interval early, in a call with others."""
+REFUSED_RETRY_MS = 5_000
 FULL_BINDINGS_MAX = 1_000
 
+SESSION_ENDS = frozenset(
+    (
+        "SESSION_SUPERSEDED",
+        "SESSION_NOT_CURRENT",
+        "WORKER_KEY_OWNED",
+        "WORKER_KEY_HELD",
+        "WORKER_CLEANED_UP",
+        "NAMESPACE_NOT_FOUND",
+    )
+)
+"""Reasons after which the server will never accept the session again. After others, such as a token that has just expired or a
+full namespace, it may."""
+
 logger = logging.getLogger("liveness.supervisor")
+
+
+def may_pass(failure: RpcFailure) -> bool:
+    """Whether the same call may succeed later, perhaps after somebody has changed the server or the credentials."""
+    waits_for_people = failure.code in (
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    )
+    return failure.is_retryable or (waits_for_people and failure.reason not in SESSION_ENDS)
 
 
 class JobKey(NamedTuple):
@@ -73,6 +96,8 @@ class Session:
         self._is_changed = bool(self._bound)
         self._is_sent_whole = False
         """The heartbeat under way has the whole set."""
+        self._last_refusal = ""
+        """Logged once."""
 
     @property
     def key(self) -> str:
@@ -124,7 +149,7 @@ class Session:
         return beat
 
     def on_result(self, result: HeartbeatResult, now_ms: int) -> None:
-        self.is_registered, self.epoch = True, result.lease_epoch
+        self.is_registered, self.epoch, self._last_refusal = True, result.lease_epoch, ""
         interval = result.next_heartbeat_after
         if self.due_ms or not self._is_changed:
             self.due_ms = now_ms + interval.seconds * 1_000 + interval.nanos // 1_000_000
@@ -134,13 +159,19 @@ class Session:
             self.send_soon(changed=True)
         self._listener.on_answer(result)
 
-    def on_failure(self, failure: RpcFailure) -> None:
+    def on_failure(self, failure: RpcFailure, now_ms: int) -> None:
         self._is_changed = self._is_changed or self._is_sent_whole
         if failure.is_retryable:
             return
         if failure.reason == "STALE_HEARTBEAT":
             self._sequence = max(self._sequence, int(failure.metadata.get("last_sequence", 0)))
             self.send_soon(changed=True)
+            return
+        if failure.reason not in SESSION_ENDS:
+            if failure.reason != self._last_refusal:
+                self._last_refusal = failure.reason
+                logger.error("%s: the server refuses its heartbeat: %s", self.key, failure)
+            self.due_ms = now_ms + REFUSED_RETRY_MS
             return
         self.is_over = True
         if self.is_registered:
@@ -171,7 +202,7 @@ class HeartbeatSender:
             )
         except RpcFailed as error:
             self._note_server(error.rpc_failure)
-            session.on_failure(error.rpc_failure)
+            session.on_failure(error.rpc_failure, self._clock.monotonic_ms())
             raise
         self._note_server(None)
         session.on_result(result, self._clock.monotonic_ms())
@@ -246,7 +277,7 @@ class HeartbeatSender:
         except RpcFailed as error:
             self._note_server(error.rpc_failure)
             for session in due:
-                session.on_failure(error.rpc_failure)
+                session.on_failure(error.rpc_failure, self._clock.monotonic_ms())
             return False
         self._note_server(None)
         now_ms = self._clock.monotonic_ms()
@@ -257,8 +288,9 @@ class HeartbeatSender:
             if item.HasField("result"):
                 session.on_result(item.result, now_ms)
             else:
-                session.on_failure(failure_of_status(item.status))
-                all_answered = all_answered and session.is_over
+                failure = failure_of_status(item.status)
+                session.on_failure(failure, now_ms)
+                all_answered = all_answered and not failure.is_retryable
         return all_answered
 
     def _note_server(self, failure: RpcFailure | None) -> None:

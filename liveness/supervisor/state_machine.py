@@ -21,8 +21,9 @@ from typing import Concatenate, ParamSpec
 from liveness.domain.component import STATUSES_WITH_PROCESS, Component, ComponentStatus, ProcessExit
 from liveness.supervisor.actions import Action, Moment, SendControl
 from liveness.supervisor.component_steps import NOBODY, WELL, ComponentSteps, Process
-from liveness.supervisor.process_watch import ProcessWatch, is_clean_end, listens
+from liveness.supervisor.process_watch import ProcessWatch, is_clean_end
 from liveness.supervisor.restart_policy import NO_RESTARTS, RestartHistory
+from liveness.supervisor.settings import Health
 
 _Values = ParamSpec("_Values")
 
@@ -112,11 +113,14 @@ class ComponentMachine(ComponentSteps):
         """The process sent a frame (`by_pipe`) or a notification. `regular`: such messages come again and again, and their end
         means that it hangs. Frames are regular, and so is WATCHDOG=1, but not READY=1 and STATUS=.
 
-        A frame with the status "healthy" makes the process ready. Others say only that it is alive: whether it is paused or
-        stopping is not for the process to say."""
-        if self._process is not Process.RUNNING or not listens(self.settings, by_pipe=by_pipe):
+        A frame with the status "healthy" makes the process ready. After "stopping" it may be silent, and has as long to end as
+        after an order. Whether it is paused is not for the process to say."""
+        way = Health.PIPE if by_pipe else Health.NOTIFY
+        if self._process is not Process.RUNNING or not self._watch.listens(self.settings, way):
             return
-        self._watch = self._watch.heard(now.monotonic_ms, regular=regular, by_pipe=by_pipe)
+        self._watch = self._watch.heard(now.monotonic_ms, regular=regular, way=way)
+        if status == "stopping" and self._watch.ending_ms is None:
+            self._watch = self._watch._replace(ending_ms=now.monotonic_ms)
         if status == "healthy" and self.settings.readiness is None:
             self._become_ready("healthy")
 
@@ -126,6 +130,7 @@ class ComponentMachine(ComponentSteps):
         if (
             self._process is Process.RUNNING
             and self._watch.closed_ms is None
+            and self._watch.ending_ms is None
             and self._watch.must_keep_pipe(self.settings)
         ):
             self._watch = self._watch._replace(closed_ms=now.monotonic_ms)

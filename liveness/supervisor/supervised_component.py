@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import signal
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from random import random
 from secrets import token_hex
@@ -21,7 +23,7 @@ from liveness.supervisor.health_pipe import BoundActivity, HealthFrame
 from liveness.supervisor.jobs import UNNAMED_PART, Jobs
 from liveness.supervisor.launcher_client import CannotSpawn, Launcher, LauncherLost, account_variables
 from liveness.supervisor.notify_socket import NotifyMessage
-from liveness.supervisor.output_log import OutputLog
+from liveness.supervisor.output_log import LogSettings, OutputLog
 from liveness.supervisor.probes import (
     Check,
     CommandCheck,
@@ -31,9 +33,10 @@ from liveness.supervisor.probes import (
     ProbeSettings,
     TcpCheck,
 )
+from liveness.supervisor.process_watch import SIGNALS_THAT_FREEZE
 from liveness.supervisor.server_link import ServerLink
 from liveness.supervisor.sessions import Session
-from liveness.supervisor.settings import CheckSettings, GroupSettings
+from liveness.supervisor.settings import CheckSettings, GroupSettings, Health
 from liveness.supervisor.state_machine import ComponentMachine
 from liveness.v1.worker_pb2 import (
     WORKER_STATUS_PAUSED,
@@ -46,8 +49,10 @@ from liveness.v1.worker_pb2 import (
 
 logger = logging.getLogger("liveness.supervisor")
 
-NAME_CHARS_MAX = 60
-"""Of a job: at most 240 bytes, which is what names of activities may have."""
+NAME_BYTES_MAX = 240
+"""Of a job. Names of activities may have 255 bytes."""
+DIGEST_CHARS = 16
+NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 CANCELLED_MAX = 10
 """So many fit into one control line."""
 
@@ -98,8 +103,10 @@ class SupervisedComponent:
         self._timer: asyncio.TimerHandle | None = None
         self._snapshot_timer: asyncio.TimerHandle | None = None
         self._spawning: asyncio.Task[None] | None = None
-        self._told_pause: bool | None = None
+        self._told_pause = False
+        """What the process was told last."""
         self._worker_paused = False
+        """By an order to the worker, which is not kept with the component."""
         self._details: dict[str, object] = {}
         self._cancelled: list[dict[str, object]] = []
 
@@ -113,8 +120,15 @@ class SupervisedComponent:
     def begin(self) -> None:
         self._do(self.machine.start(self.now()))
 
-    def change_settings(self, settings: GroupSettings) -> None:
-        self.settings = self.machine.settings = settings
+    def change_settings(self, settings: GroupSettings, log: LogSettings) -> None:
+        before, self.settings = self.settings, settings
+        self.machine.settings = settings
+        self.output.change_settings(log)
+        if self._child is not None and (before.readiness, before.liveness) != (
+            settings.readiness,
+            settings.liveness,
+        ):
+            self._start_probes(settings)
         self._do(self.machine.tick(self.now()))
 
     def stop(self, by: str = "", reason: str = "") -> None:
@@ -168,8 +182,8 @@ class SupervisedComponent:
                         self._child.signal(signal.Signals[name], whole_group=whole_group)
                 case Kill():
                     self.kill()
-                case SendControl(paused):
-                    self._tell_pause(paused or self._worker_paused)
+                case SendControl():
+                    self._tell_pause()
                 case Report():
                     self._report(action)
                 case Remember(reason, by, wall_ms, kept):
@@ -207,10 +221,11 @@ class SupervisedComponent:
             return
         self._child, process_id, start_ms = child, child.pid, child.started_ms
         self._cancelled = []
-        self._told_pause = None
+        self._told_pause = False
         self._details, self.malformed_lines = {}, 0
         self._begin_session(session_id, process_id, start_ms)
         self._do(self.machine.spawned(self.now(), process_id, start_ms))
+        self._tell_pause()
         self._start_probes(settings)
 
     def _spec(self, session_id: str) -> ChildSpec:
@@ -229,6 +244,10 @@ class SupervisedComponent:
                 "LIVENESS_GROUP": settings.name,
                 "LIVENESS_INDEX": str(self.index),
             },
+            # A process that has a watchdog to feed hangs when it does not.
+            watchdog_s=settings.health_timeout_ms / 1_000
+            if settings.health in (Health.AUTO, Health.NOTIFY)
+            else 0.0,
         )
 
     def _begin_session(self, session_id: str, process_id: int, start_ms: int) -> None:
@@ -262,12 +281,14 @@ class SupervisedComponent:
             else logger.info
         )
         log("%s is %s: %s", self.id, report.status.name.lower(), report.reason)
+        if report.status is ComponentStatus.HEALTHY and self._worker_paused:
+            self._signal_pause(True)
         self._on_changed(self)
 
     # -- what the process tells
 
     def on_frame(self, frame: HealthFrame) -> None:
-        self.current_job = "" if frame.current_job is None else str(frame.current_job)[:NAME_CHARS_MAX]
+        self.current_job = "" if frame.current_job is None else job_name(str(frame.current_job))
         if self._session is not None and not frame.sends_heartbeats and self._jobs is not None:
             self._jobs.update(self.current_job, [_reference(each) for each in frame.activities or ()])
         if self._session is not None:
@@ -281,6 +302,7 @@ class SupervisedComponent:
         if not self.malformed_lines:
             logger.warning("%s wrote a line that is no health frame: %s", self.id, reason)
         self.malformed_lines += count
+        self._snapshot_later()
 
     def on_health_closed(self) -> None:
         self._do(self.machine.health_closed(self.now()))
@@ -290,9 +312,14 @@ class SupervisedComponent:
         if message.status:
             self._details["status_text"] = message.status
             self._snapshot_later()
-        self._do(self.machine.heard(now, regular=message.watchdog, by_pipe=False))
+        status = "stopping" if message.stopping else ""
+        self._do(self.machine.heard(now, status, regular=message.watchdog, by_pipe=False))
+        if not self.machine.listens(Health.NOTIFY):
+            return
         if message.ready:
             self._do(self.machine.ready(now))
+        if message.watchdog_failed:
+            self._do(self.machine.liveness_failed(now, "it said that its watchdog has failed"))
 
     def on_exit(self, ended: ProcessExit) -> None:
         self._child = None
@@ -305,7 +332,9 @@ class SupervisedComponent:
     def on_answer(self, result: HeartbeatResult) -> None:
         if result.pause != self._worker_paused:
             self._worker_paused = result.pause
-            self._tell_pause(self.machine.paused or result.pause)
+            self._tell_pause()
+            if self.machine.status is ComponentStatus.HEALTHY:
+                self._signal_pause(result.pause)
         if result.cancel_activities and self._child is not None:
             self._cancelled = [_names(activity) for activity in result.cancel_activities][:CANCELLED_MAX]
             self._send_control()
@@ -321,14 +350,17 @@ class SupervisedComponent:
 
     # -- details
 
-    def _tell_pause(self, paused: bool) -> None:
-        if self._child is None or paused == self._told_pause:
-            return
-        self._told_pause = paused
-        self._send_control()
-        name = self.settings.pause_signal if paused else self.settings.resume_signal
-        if name:
-            self._child.signal(signal.Signals[name], whole_group=False)
+    def _tell_pause(self) -> None:
+        paused = self.machine.paused or self._worker_paused
+        if self._child is not None and paused != self._told_pause:
+            self._told_pause = paused
+            self._send_control()
+
+    def _signal_pause(self, paused: bool) -> None:
+        """Of the worker; the machine does it for the component. A process that a signal froze would be taken for hanging."""
+        pauses, resumes = self.settings.pause_signal, self.settings.resume_signal
+        if self._child is not None and pauses and resumes and pauses not in SIGNALS_THAT_FREEZE:
+            self._child.signal(signal.Signals[pauses if paused else resumes], whole_group=False)
 
     def _send_control(self) -> None:
         """Tell the process everything at once: a process that reads late gets the newest line only."""
@@ -339,8 +371,13 @@ class SupervisedComponent:
             self._child.send_control(state)
 
     def _details_json(self) -> str:
-        text = json.dumps(self._details, separators=(",", ":")) if self._details else ""
-        return text if len(text.encode()) <= DETAILS_BYTES_MAX else ""
+        """What the process tells, and how many of its lines were malformed."""
+        counted = {"malformed_lines": self.malformed_lines} if self.malformed_lines else {}
+        for details in ({**self._details, **counted}, counted):
+            text = json.dumps(details, separators=(",", ":")) if details else ""
+            if len(text.encode()) <= DETAILS_BYTES_MAX:
+                return text
+        return ""
 
     def _snapshot_later(self) -> None:
         if self._snapshot_timer is None:
@@ -384,6 +421,15 @@ class SupervisedComponent:
     def _on_liveness(self, result: ProbeResult) -> None:
         if not result.is_healthy:
             self._do(self.machine.liveness_failed(self.now(), f"its check failed: {result.reason}"))
+
+
+def job_name(job: str) -> str:
+    """Return a name that the server accepts, and another one for each job."""
+    name = NOT_IN_NAMES.sub("?", job)
+    if name == job and len(job.encode()) <= NAME_BYTES_MAX:
+        return job
+    digest = sha256(job.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARS]
+    return f"{name.encode()[: NAME_BYTES_MAX - DIGEST_CHARS - 1].decode(errors='ignore')}-{digest}"
 
 
 def _probe_settings(check: CheckSettings) -> ProbeSettings:

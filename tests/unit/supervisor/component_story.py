@@ -67,7 +67,8 @@ def end_of(story: list[Fact], health: str, jitter: float) -> Ending:
     born = ready = fresh = since = wait_until = 0
     beat: int | None = None
     closed: int | None = None
-    spoke = piped = False
+    way = ""
+    ending: int | None = None
     out: list[str] = []
 
     def say(new: str) -> None:
@@ -124,7 +125,8 @@ def end_of(story: list[Fact], health: str, jitter: float) -> Ending:
         out.clear()
         if phase == "up" and at - ready >= HEALTH_MS:
             now.restarts = []
-        silent = health == "process" or (health == "auto" and not spoke)
+        silent = health == "process" or (health == "auto" and not way)
+        heeds = {each: health == each or (health == "auto" and way in ("", each)) for each in ("pipe", "notify")}
         if name == "died":
             phase, leaving, again, now = "rest", False, False, told.copy()
         elif name == "start" and status == "CRASHED":
@@ -137,7 +139,7 @@ def end_of(story: list[Fact], health: str, jitter: float) -> Ending:
                     say("CRASHED")
                 ask()
         elif name == "spawned":
-            phase, born, beat, closed, spoke, piped = "starting", at, None, None, False, False
+            phase, born, beat, closed, ending, way = "starting", at, None, None, None, ""
             say("STARTING")
             if leaving or again or not now.wanted:
                 again = False
@@ -152,17 +154,18 @@ def end_of(story: list[Fact], health: str, jitter: float) -> Ending:
                 say("STARTING")
                 say("CRASHED")
                 crashed(at, None)
-        elif name == "frame" and phase in ("starting", "up") and health in ("auto", "pipe"):
-            spoke = piped = True
-            beat = at
+        elif name == "frame" and phase in ("starting", "up") and heeds["pipe"]:
+            way, beat = "pipe", at
             if value == "healthy":
                 up(at)
-        elif name == "watchdog" and phase in ("starting", "up") and health in ("auto", "notify"):
-            spoke, beat = True, at
+            elif value == "stopping" and ending is None:
+                ending = at
+        elif name == "watchdog" and phase in ("starting", "up") and heeds["notify"]:
+            way, beat = "notify", at
         elif name == "ready":
             up(at)
-        elif name == "closed" and phase in ("starting", "up") and closed is None:
-            if health == "pipe" or (health == "auto" and piped):
+        elif name == "closed" and phase in ("starting", "up") and closed is None and ending is None:
+            if health == "pipe" or (health == "auto" and way == "pipe"):
                 closed = at
         elif name == "liveness_failed" and phase == "up":
             quit_process(at, "CRASHED")
@@ -195,8 +198,10 @@ def end_of(story: list[Fact], health: str, jitter: float) -> Ending:
                     up(at)
                 late = phase == "starting" and not silent and at >= born + 30_000
                 quiet = max(ready, beat or 0, fresh)
-                stale = phase == "up" and (beat is not None or health == "pipe") and at >= quiet + 30_000
-                if late or stale or (closed is not None and at >= closed + 1_000):
+                speaks = phase == "up" and ending is None and (beat is not None or health == "pipe")
+                stale = speaks and at >= quiet + 30_000
+                dawdles = ending is not None and at >= ending + 10_000
+                if late or stale or dawdles or (closed is not None and at >= closed + 1_000):
                     quit_process(at, "CRASHED")
         elif name == "shut_down" and not leaving:
             leaving = True

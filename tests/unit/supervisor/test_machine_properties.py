@@ -123,7 +123,7 @@ class RandomLife(RuleBasedStateMachine):
         self.happens("exited", value)
 
     @precondition(lambda self: self.alive)
-    @rule(status=st.sampled_from(["starting", "healthy", "healthy", "paused"]))
+    @rule(status=st.sampled_from(["starting", "healthy", "healthy", "paused", "stopping"]))
     def send_frame(self, status: str) -> None:
         self.happens("frame", status)
 
