@@ -12,6 +12,7 @@ import click
 
 from liveness.cli.client import credentials_of
 from liveness.cli.errors import CommandError, UsageError
+from liveness.cli.init_process import fork_from_init
 from liveness.cli.serve import INTERRUPTED
 from liveness.cli.shared_options import CONNECTION_NAMES, connection_options, namespace_option
 from liveness.config.settings import SettingsError, load_client_settings
@@ -36,10 +37,10 @@ from liveness.config.settings import SettingsError, load_client_settings
 @click.option("--exit-when-done", is_flag=True, help="End when every process has ended for good.")
 @click.option("--table/--no-table", default=None, help="Show a live table.  [default: in a terminal]")
 @click.option(
-    "--log-level", metavar="LEVEL", default="info", show_default=True, help="debug, info, warning or error."
-)
+    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,
+)  # fmt: skip
 @click.option(
-    "--log-format", metavar="FORMAT", default="auto", show_default=True, help="auto, console or json."
+    "--log-format", type=click.Choice(("auto", "console", "json")), default="auto", show_default=True
 )
 @connection_options
 @namespace_option
@@ -108,6 +109,8 @@ def supervise(
         log_format=log_format,
         environ=os.environ,
     )
+    if os.getpid() == 1:
+        fork_from_init()
     try:
         code = asyncio.run(run_supervisor(options))
     except KeyboardInterrupt:

@@ -87,10 +87,11 @@ async def run_supervisor(options: Options) -> int:
             options.state_directory or default_state_directory(options.environ),
             _for_children(options.environ),
         )
-        signals = _Signals(supervisor, options)
+        signals = _Signals(supervisor, options, systemd)
         signals.install()
         tasks = [asyncio.create_task(systemd.feed_watchdog())]
-        await supervisor.start(options.wait_ms)
+        if not await _start(supervisor, options.wait_ms):
+            return 0
         count = sum(len(group.components) for group in supervisor.groups.values())
         systemd.send(ready=1, status=f"supervising {count} processes")
         logger.info(
@@ -114,6 +115,21 @@ async def run_supervisor(options: Options) -> int:
         return 0 if ended_well else EXIT_UNCLEAN
 
 
+async def _start(supervisor: Supervisor, wait_ms: int) -> bool:
+    """Returns False if it was told to stop while it still waited for the server, or for another supervisor."""
+    starting = asyncio.create_task(supervisor.start(wait_ms))
+    told = asyncio.create_task(supervisor.stop_requested.wait())
+    await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if not starting.done():
+        starting.cancel()
+        with suppress(asyncio.CancelledError):
+            await starting
+        return False
+    await starting
+    return True
+
+
 async def _stop_when_done(supervisor: Supervisor) -> None:
     await supervisor.wait_done()
     supervisor.stop_requested.set()
@@ -129,7 +145,8 @@ def _for_children(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Signals:
-    def __init__(self, supervisor: Supervisor, options: Options) -> None:
+    def __init__(self, supervisor: Supervisor, options: Options, systemd: SdNotify) -> None:
+        self._systemd = systemd
         self._supervisor = supervisor
         self._options = options
         self._reload: asyncio.Task[None] | None = None
@@ -153,6 +170,7 @@ class _Signals:
             self._reload = asyncio.get_running_loop().create_task(self._read_again(self._options.config))
 
     async def _read_again(self, path: Path) -> None:
+        self._systemd.begin_reload()
         try:
             settings = load_supervisor_settings(path)
             await self._supervisor.reload(settings, self._options.wait_ms)
@@ -160,6 +178,9 @@ class _Signals:
             logger.error("the configuration was not taken over: %s", error)
         else:
             logger.info("read %s again", path)
+        finally:
+            count = sum(len(group.components) for group in self._supervisor.groups.values())
+            self._systemd.send(ready=1, status=f"supervising {count} processes")
 
 
 # -- logs

@@ -82,6 +82,11 @@ class ComponentSteps:
         """Also true while it is unknown whether `Spawn` succeeds."""
         return self._process is not Process.NONE
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a process was asked for and is not there yet, so that the status is still the one from before."""
+        return self._process is Process.ASKED
+
     def listens(self, way: Health) -> bool:
         """Whether what the process tells this way says something about its health."""
         return self._watch.listens(self.settings, way)

@@ -25,6 +25,21 @@ class GroupRunsHere(SupervisorError):
     path: Path
 
 
+class StateDirectoryRefused(SupervisorError):
+    template = (
+        "The supervisor cannot write to its state directory {path} ({detail}); name another with --state-dir."
+    )
+
+    path: Path
+    detail: str
+
+
+class GroupLost(SupervisorError):
+    template = "Another supervisor has taken the group {group}; its processes here were stopped."
+
+    group: str
+
+
 class ServerAway(SupervisorError):
     template = "No server answers at {address} ({detail}); start one with `liveness serve`, name it with --address, or use --embedded."
 

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from liveness.clock import Clock
-from liveness.domain.component import ComponentStatus, OrderAction, component_id, index_of
+from liveness.domain.component import (
+    STATUSES_WITH_PROCESS,
+    Component,
+    ComponentStatus,
+    OrderAction,
+    component_id,
+    index_of,
+)
 from liveness.sdk.loop_client import RpcFailure
+from liveness.supervisor.errors import SupervisorError
 from liveness.supervisor.launcher_client import Launcher
 from liveness.supervisor.order_loop import OrderLoop
 from liveness.supervisor.output_log import LogSettings, OutputLog
+from liveness.supervisor.process_identity import signal_marked
 from liveness.supervisor.server_link import GroupLock, ServerLink
 from liveness.supervisor.sessions import Session
 from liveness.supervisor.settings import GroupSettings
+from liveness.supervisor.state_machine import ComponentMachine
 from liveness.supervisor.supervised_component import SupervisedComponent
 from liveness.v1.component_pb2 import ComponentOrder
 from liveness.v1.worker_pb2 import HeartbeatResult
 
 logger = logging.getLogger("liveness.supervisor")
 
-SETTLED = (ComponentStatus.HEALTHY, ComponentStatus.PAUSED, ComponentStatus.FAILED, ComponentStatus.CRASHED)
-"""After an order to start or restart: it runs, or this start has failed."""
+WELL = (ComponentStatus.HEALTHY, ComponentStatus.PAUSED)
+MARK = "LIVENESS_SUPERVISOR_ID"
+"""In the environment of all processes of a group: the session of their supervisor. The next supervisor finds by it what is left."""
+LEFTOVER_POLL_MS = 50
+ACQUIRE_AGAIN_MS = 3_600_000
 
 
 class Group:
@@ -55,6 +69,9 @@ class Group:
         """Set, and replaced, at each change of a component's status."""
         self._leaving: dict[int, SupervisedComponent] = {}
         """Components above the number that shall run, until they have stopped."""
+        self._scaling = asyncio.Lock()
+        self._is_ending = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def name(self) -> str:
@@ -63,25 +80,60 @@ class Group:
     async def begin(self, lock_path: Path, wait_ms: int) -> None:
         """Take the group, continue what an earlier supervisor left, and start its processes. Raises SupervisorError."""
         self._lock = GroupLock(lock_path, self.name)
+        last = await self._link.last_supervisor(self.name)
         self._session = await self._link.acquire_group(self.settings, self, self._lock, wait_ms)
+        if last is not None and last.session_id:
+            await self._end_leftovers(last.session_id)
+        self._environment = {**self._environment, MARK: self._session.session_id}
         known = await self._link.read_components(self.name)
         for index in range(self.settings.processes):
             component = self._add(index)
             if index in known:
                 component.continue_from(known[index])
-        loop = asyncio.get_running_loop()
-        self._orders = loop.create_task(
-            OrderLoop(
-                self._link.client,
-                self._link.namespace,
-                self._clock,
-                self._session,
-                self.carry_out,
-                self.read_output,
-            ).run()
-        )
+        self._hear_orders(self._session)
         for component in self.components.values():
             component.begin()
+        self._stop_surplus(known)
+
+    def _hear_orders(self, session: Session) -> None:
+        if self._orders is not None:
+            self._orders.cancel()
+        loop = OrderLoop(
+            self._link.client, self._link.namespace, self._clock, session, self.carry_out, self.read_output
+        )
+        self._orders = asyncio.get_running_loop().create_task(loop.run())
+
+    async def _end_leftovers(self, session_id: str) -> None:
+        """Processes end with their supervisor, and get the time that they have for a stop. Some are left if their launcher was
+        killed with it, and they ignore the signal of the kernel."""
+        marks = (f"{MARK}={session_id}".encode(),)
+        deadline_ms = self._clock.monotonic_ms() + self.settings.stop_timeout_ms
+        while signal_marked(marks, 0) and self._clock.monotonic_ms() < deadline_ms:
+            await self._clock.sleep(LEFTOVER_POLL_MS)
+        if killed := signal_marked(marks):
+            logger.warning("killed %s processes that the last supervisor of %s left", killed, self.name)
+
+    def _stop_surplus(self, known: Mapping[int, Component]) -> None:
+        """An earlier supervisor ran more processes, and has not told of their end."""
+        surplus = [
+            index
+            for index, component in known.items()
+            if index >= self.settings.processes
+            and component.status in (*STATUSES_WITH_PROCESS, ComponentStatus.CRASHED)
+        ]
+        for index in surplus:
+            component = self._add(index)
+            del self.components[index]
+            component.continue_from(known[index])
+            component.stop("", "the group has fewer processes now")
+            self._leaving[index] = component
+        if surplus:
+            self._keep(self._forget_left(surplus))
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _add(self, index: int) -> SupervisedComponent:
         settings = self.settings
@@ -118,9 +170,7 @@ class Group:
                     component.restart(by, reason)
                 await self._settled(chosen)
             case OrderAction.ROLLING_RESTART:
-                for component in chosen:
-                    component.restart(by, reason)
-                    await self._settled([component])
+                await self._restart_one_by_one(chosen, by, reason)
             case OrderAction.STOP:
                 for component in chosen:
                     component.stop(by, reason)
@@ -152,8 +202,15 @@ class Group:
         return [self.components[index] for index in indexes if index in self.components]
 
     async def scale(self, processes: int, by: str = "", reason: str = "") -> None:
-        """Start the processes that are missing, or stop those with the highest numbers."""
+        """Start the processes that are missing, or stop those with the highest numbers. One after the other: a component that
+        still stops must not get a second process."""
+        async with self._scaling:
+            await self._scale(processes, by, reason)
+        await self._settled(list(self.components.values()))
+
+    async def _scale(self, processes: int, by: str, reason: str) -> None:
         added = [index for index in range(processes) if index not in self.components]
+        await self._wait(lambda: self._leaving.keys().isdisjoint(added))
         known = await self._link.read_components(self.name) if added else {}
         for index in added:
             component = self._add(index)
@@ -167,16 +224,36 @@ class Group:
             self._leaving[index] = component
             component.stop(by, reason or "the group was scaled")
         await self._wait(lambda: all(component.machine.is_at_rest for component in leaving.values()))
-        for index, component in leaving.items():
+        await self._forget_left(leaving)
+
+    async def _forget_left(self, indexes: Iterable[int]) -> None:
+        """Let go of components that have stopped, when this was reported."""
+        for index in indexes:
+            component = self._leaving[index]
             await component.flush_reports()
-            if self._leaving.get(index) is component:
-                del self._leaving[index]
             component.close()
-        await self._settled(list(self.components.values()))
+            del self._leaving[index]
+        self._notice()
+
+    async def _restart_one_by_one(self, chosen: list[SupervisedComponent], by: str, reason: str) -> None:
+        """Go on only while the new processes become healthy: what breaks the first must not break them all."""
+        for number, component in enumerate(chosen, start=1):
+            component.restart(by, reason)
+            machine = component.machine
+            await self._wait(partial(_is_well_or_at_rest, machine))
+            if machine.status is ComponentStatus.FAILED:
+                left = len(chosen) - number
+                logger.error("%s failed, so %s processes were not restarted", component.id, left)
+                return
 
     async def _settled(self, chosen: list[SupervisedComponent]) -> None:
+        """Wait until each runs well, or this start has failed."""
+        settled = (*WELL, ComponentStatus.FAILED, ComponentStatus.CRASHED)
         await self._wait(
-            lambda: all(each.machine.status in SETTLED or each.machine.is_at_rest for each in chosen)
+            lambda: all(
+                each.machine.is_at_rest or (each.machine.status in settled and not each.machine.is_asked)
+                for each in chosen
+            )
         )
 
     async def _wait(self, is_reached: Callable[[], bool]) -> None:
@@ -187,7 +264,7 @@ class Group:
         """New limits apply at once; a new command applies to the next process."""
         self.settings = settings
         for component in self.components.values():
-            component.change_settings(settings)
+            component.change_settings(settings, self._log_settings())
 
     def restart_all(self, reason: str) -> None:
         for component in self.components.values():
@@ -203,6 +280,7 @@ class Group:
 
     async def shut_down(self) -> None:
         """Stop all processes, in parallel."""
+        self._is_ending = True
         for component in self._all():
             component.shut_down()
         await self._wait(lambda: all(component.machine.is_at_rest for component in self._all()))
@@ -223,8 +301,8 @@ class Group:
         self.abandon()
 
     def abandon(self) -> None:
-        if self._orders is not None:
-            self._orders.cancel()
+        for task in (*self._tasks, *((self._orders,) if self._orders is not None else ())):
+            task.cancel()
         for component in self._all():
             component.close()
         if self._lock is not None:
@@ -252,10 +330,34 @@ class Group:
         pass
 
     def on_refused(self, failure: RpcFailure) -> None:
-        logger.error("another supervisor has taken the group %s: %s", self.name, failure)
-        self._on_lost(self.name)
+        if self._is_ending:
+            return
+        if failure.reason == "WORKER_CLEANED_UP":
+            self._keep(self._acquire_again())
+        else:
+            logger.error("another supervisor has taken the group %s: %s", self.name, failure)
+            self._on_lost(self.name)
+
+    async def _acquire_again(self) -> None:
+        """The server was out of reach for so long that it has cleaned this supervisor up."""
+        assert self._lock is not None
+        try:
+            self._session = await self._link.acquire_group(self.settings, self, self._lock, ACQUIRE_AGAIN_MS)
+        except SupervisorError as error:
+            logger.error("the group %s cannot be taken again: %s", self.name, error)
+            self._on_lost(self.name)
+        else:
+            logger.info("the server had forgotten the supervisor of %s, and knows it again", self.name)
+            self._hear_orders(self._session)
 
     def _on_component_changed(self, component: SupervisedComponent) -> None:
+        self._notice()
+
+    def _notice(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         self._on_changed()
+
+
+def _is_well_or_at_rest(machine: ComponentMachine) -> bool:
+    return machine.is_at_rest or (machine.status in WELL and not machine.is_asked)

@@ -202,18 +202,14 @@ def _activities(activities: Any) -> tuple[BoundActivity, ...] | None:
 def _activity(activity: Any) -> BoundActivity:
     if not isinstance(activity, dict):
         raise MalformedFrame(BAD_ACTIVITIES)
-    bound = BoundActivity(
-        activity.get("workflow_id", ""),
-        activity.get("run_id", ""),
-        activity.get("activity_id", ""),
-        activity.get("attempt", 1),
-        activity.get("task_queue", ""),
-    )
-    names = (bound.workflow_id, bound.run_id, bound.activity_id, bound.task_queue)
-    is_good = bound.activity_id and all(isinstance(name, str) and (not name or is_name(name)) for name in names)
-    if not is_good or not _is_integer(bound.attempt) or not 0 <= bound.attempt <= ATTEMPT_MAX:
+    workflow_id, run_id, activity_id, task_queue = names = [
+        activity.get(each, "") for each in ("workflow_id", "run_id", "activity_id", "task_queue")
+    ]
+    attempt = activity.get("attempt", 1)
+    are_names = all(isinstance(name, str) and (not name or is_name(name)) for name in names)
+    if not (activity_id and are_names and _is_integer(attempt) and 0 <= attempt <= ATTEMPT_MAX):
         raise MalformedFrame(BAD_ACTIVITIES)
-    return bound
+    return BoundActivity(workflow_id, run_id, activity_id, attempt, task_queue)
 
 
 def _is_text(value: Any) -> bool:

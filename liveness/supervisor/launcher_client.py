@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from liveness.supervisor.process_identity import kill_marked, open_process
+from liveness.supervisor.process_identity import open_process, signal_marked
 from liveness.templated_error import TemplatedError
 
 logger = logging.getLogger("liveness.supervisor")
@@ -260,15 +260,15 @@ class Launcher:
                 self._loop.add_reader(descriptor, self._on_orphan_end, descriptor)
         marks = {orphan.mark for orphan in orphans}
         if self._orphans:
-            self._loop.call_later(self._grace_s, kill_marked, marks)
+            self._loop.call_later(self._grace_s, signal_marked, marks)
         elif marks:
-            kill_marked(marks)
+            signal_marked(marks)
 
     def _on_orphan_end(self, descriptor: int) -> None:
         orphan = self._orphans.pop(descriptor)
         self._loop.remove_reader(descriptor)
         os.close(descriptor)
-        kill_marked((orphan.mark,))
+        signal_marked((orphan.mark,))
         self._loop.call_soon(orphan.on_exit, Ending(None))
         if not self._orphans:
             self._orphans_ended.set()

@@ -41,12 +41,13 @@ def open_process(pid: int, start_ticks: int) -> int | None:
     return None
 
 
-def kill_marked(marks: Collection[bytes]) -> int:
-    """Kill every process that has one of these entries (`NAME=value`) in its environment. Returns how many.
+def signal_marked(marks: Collection[bytes], number: int = signal.SIGKILL) -> int:
+    """Send a signal (0: none) to every process that has one of these entries (`NAME=value`) in its environment. Returns how
+    many there are.
 
     The environment is read after the descriptor was opened, so a process that ended in between is not confused with the
     next one of its id: a descriptor of an ended process takes no signals."""
-    killed = 0
+    signalled = 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
@@ -56,13 +57,13 @@ def kill_marked(marks: Collection[bytes]) -> int:
             continue
         try:
             if not set(_read(f"{folder}/environ").split(b"\0")).isdisjoint(marks):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                killed += 1
+                signal.pidfd_send_signal(descriptor, number)
+                signalled += 1
         except OSError:
             pass  # it has ended
         finally:
             os.close(descriptor)
-    return killed
+    return signalled
 
 
 def _read(path: str) -> bytes:

@@ -39,22 +39,22 @@ class ProcessWatch(NamedTuple):
         return watch._replace(heard_ms=now_ms, is_regular=True) if regular else watch
 
     def must_keep_pipe(self, settings: GroupSettings) -> bool:
-        return settings.health is Health.PIPE or (
-            settings.health is Health.AUTO and self.way is Health.PIPE
-        )
+        return settings.health is Health.PIPE or (settings.health is Health.AUTO and self.way is Health.PIPE)
 
     def ready_by_itself_ms(self, settings: GroupSettings) -> int | None:
         """When a process that does not tell is taken for ready."""
-        is_silent = settings.health is Health.PROCESS or (
-            settings.health is Health.AUTO and self.way is None
-        )
+        is_silent = settings.health is Health.PROCESS or (settings.health is Health.AUTO and self.way is None)
         if is_silent and settings.readiness is None:
             return self.started_ms + settings.ready_after_ms
         return None
 
     def stale_ms(self, settings: GroupSettings) -> int | None:
         """When it will have been silent for too long, once it is ready."""
-        if self.ready_ms is None or self.ending_ms is not None or not (self.is_regular or settings.health is Health.PIPE):
+        if (
+            self.ready_ms is None
+            or self.ending_ms is not None
+            or not (self.is_regular or settings.health is Health.PIPE)
+        ):
             return None
         return max(self.ready_ms, self.heard_ms) + settings.health_timeout_ms
 

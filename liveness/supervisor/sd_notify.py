@@ -35,6 +35,10 @@ class SdNotify:
         except OSError:
             pass
 
+    def begin_reload(self) -> None:
+        """READY=1 ends it. systemd compares the time with that of its own request (Type=notify-reload)."""
+        self.send(reloading=1, monotonic_usec=self._clock.monotonic_ms() * 1_000)
+
     async def feed_watchdog(self) -> None:
         """Say from the event loop that it still turns."""
         while self._watchdog_s:

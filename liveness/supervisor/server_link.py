@@ -19,13 +19,19 @@ from liveness.domain.component import (
     supervisor_key,
 )
 from liveness.sdk.loop_client import LivenessClient, RpcFailed
-from liveness.supervisor.errors import GroupHeld, GroupRunsHere, ServerAway, ServerRefused
+from liveness.supervisor.errors import (
+    GroupHeld,
+    GroupRunsHere,
+    ServerAway,
+    ServerRefused,
+    StateDirectoryRefused,
+)
 from liveness.supervisor.sessions import HeartbeatSender, Session, SessionListener, lease_duration
 from liveness.supervisor.settings import GroupSettings
 from liveness.v1 import component_pb2
 from liveness.v1.component_service_pb2 import ListComponentsRequest
-from liveness.v1.service_pb2 import ShutdownWorkerRequest
-from liveness.v1.worker_pb2 import WORKER_STATUS_RUNNING, WORKER_STATUS_STARTING, WorkerHeartbeat
+from liveness.v1.service_pb2 import DescribeWorkerRequest, ShutdownWorkerRequest
+from liveness.v1.worker_pb2 import WORKER_STATUS_RUNNING, WORKER_STATUS_STARTING, Worker, WorkerHeartbeat
 from liveness.version import VERSION
 
 SDK_NAME = "liveness-supervisor"
@@ -91,7 +97,7 @@ class ServerLink:
             sdk_version=VERSION,
             host_name=self.host_name,
             process_id=str(os.getpid()),
-            labels={"group": settings.name, "boot": lock.boot_id},
+            labels={"group": settings.name, **lock.labels},
             only_if_free=True,
         )
         while True:
@@ -102,11 +108,8 @@ class ServerLink:
                 failure = error.rpc_failure
                 if failure.reason != "WORKER_KEY_HELD" and not failure.is_retryable:
                     raise ServerRefused(address=self.address, detail=str(failure)) from None
-                if failure.reason == "WORKER_KEY_HELD" and failure.metadata.get("host") == self.host_name:
-                    # A living supervisor on this machine would hold the lock that we have, so its process is gone.
-                    logger.info(
-                        "the last supervisor of %s on this machine is gone; taking over", settings.name
-                    )
+                if failure.reason == "WORKER_KEY_HELD" and await self._had_lock(settings.name, lock):
+                    logger.info("the last supervisor of %s is gone; taking over", settings.name)
                     profile.only_if_free = False
                     continue
                 if self._clock.monotonic_ms() < deadline_ms:
@@ -118,6 +121,26 @@ class ServerLink:
                 raise GroupHeld(group=settings.name, host=host) from None
             session.profile.only_if_free = True
             return session
+
+    async def last_supervisor(self, group: str) -> Worker | None:
+        """The supervisor that the group had last, or has."""
+        request = DescribeWorkerRequest(namespace=self.namespace, worker_instance_key=supervisor_key(group))
+        try:
+            answer = await self.client.call(
+                lambda endpoint: endpoint.liveness.DescribeWorker, request, CALL_TIMEOUT_MS
+            )
+        except RpcFailed as error:
+            logger.debug("cannot see who supervised %s: %s", group, error)
+            return None
+        worker: Worker = answer.worker
+        return worker
+
+    async def _had_lock(self, group: str, lock: GroupLock) -> bool:
+        """Whether the supervisor that has the lease had the lock that is ours now, and so must have ended."""
+        worker = await self.last_supervisor(group)
+        return worker is not None and all(
+            value and worker.labels.get(name) == value for name, value in lock.labels.items()
+        )
 
     async def release_group(self, session: Session) -> None:
         """Say that nobody supervises the group any more, so that another supervisor need not wait."""
@@ -156,14 +179,22 @@ class GroupLock:
     """Holds a file of this machine for as long as this process lives, so that two supervisors of one group cannot run here."""
 
     def __init__(self, path: Path, group: str) -> None:
-        self.boot_id = _boot_id()
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._file = path.open("a+")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = path.open("a+")
+        except OSError as error:
+            raise StateDirectoryRefused(path=path.parent, detail=error.strerror or str(error)) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._file.close()
             raise GroupRunsHere(group=group, path=path) from None
+        except OSError as error:
+            self._file.close()
+            raise StateDirectoryRefused(path=path.parent, detail=error.strerror or str(error)) from None
+        status = os.fstat(self._file.fileno())
+        self.labels = {"boot": _boot_id(), "lock": f"{status.st_dev}:{status.st_ino}"}
+        """Which file of which machine it is: whoever told the same ones held this lock, and is gone."""
 
     def release(self) -> None:
         self._file.close()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from liveness.clock import Clock
 from liveness.sdk.loop_client import LivenessClient
-from liveness.supervisor.errors import LauncherKilled, SupervisorError
+from liveness.supervisor.errors import GroupLost, LauncherKilled, StateDirectoryRefused, SupervisorError
 from liveness.supervisor.group import Group
 from liveness.supervisor.launcher_client import Launcher
 from liveness.supervisor.server_link import ServerLink
@@ -51,6 +52,8 @@ class Supervisor:
         self._heartbeats: asyncio.Task[None] | None = None
         self.stop_requested = asyncio.Event()
         self._reloading = asyncio.Lock()
+        self._shutting_down: list[asyncio.Task[None]] = []
+        """Groups that another supervisor has taken."""
 
     @property
     def is_server_away(self) -> bool:
@@ -63,9 +66,10 @@ class Supervisor:
         self._launcher = await Launcher.start(grace_s, self._on_launcher_lost)
         self._heartbeats = asyncio.get_running_loop().create_task(self._link.sender.run())
         try:
-            for settings in self.settings.groups:
-                await self._start_group(settings, wait_ms)
-        except SupervisorError:
+            async with self._reloading:
+                for settings in self.settings.groups:
+                    await self._start_group(settings, wait_ms)
+        except BaseException:
             await self.stop()
             raise
 
@@ -80,16 +84,19 @@ class Supervisor:
         lock = self._state_directory / self._link.namespace / f"{settings.name}.lock"
         try:
             await group.begin(lock, wait_ms)
-        except SupervisorError:
+        except BaseException:
             group.abandon()
             del self.groups[settings.name]
             raise
         self._on_changed()
 
     async def reload(self, settings: SupervisorSettings, wait_ms: int) -> None:
-        """Start, stop and change only what differs. Raises SupervisorError if a new group cannot be taken."""
+        """Start, stop and change only what differs. Raises SupervisorError if a new group cannot be taken; what was changed
+        before stays so, and the next reload goes on from there."""
         async with self._reloading:
-            for change in differences(self.settings, settings):
+            for change in differences(self._running_settings(), settings):
+                if self.stop_requested.is_set():
+                    return
                 group = self.groups.get(change.name)
                 if ReloadStep.START in change.steps:
                     assert change.new is not None
@@ -101,13 +108,23 @@ class Supervisor:
                 elif group is not None and change.new is not None and change.steps:
                     group.change_settings(change.new)
                     if ReloadStep.COUNT in change.steps:
-                        await group.scale(change.new.processes, reason="the configuration was read again")
+                        await self._scale(group, change.new)
                     if ReloadStep.RESTART in change.steps:
                         group.restart_all("the configuration was read again")
                 if change.steps:
                     logger.info("group %s: %s", change.name, ", ".join(step.value for step in change.steps))
-            self.settings = settings
             self._on_changed()
+
+    async def _scale(self, group: Group, settings: GroupSettings) -> None:
+        try:
+            await group.scale(settings.processes, reason="the configuration was read again")
+        except SupervisorError:
+            # The next reload tries it again.
+            group.settings = replace(settings, processes=len(group.components))
+            raise
+
+    def _running_settings(self) -> SupervisorSettings:
+        return SupervisorSettings(tuple(group.settings for group in self.groups.values()))
 
     async def wait_done(self) -> None:
         """Wait until no process runs or will run without an order."""
@@ -121,8 +138,7 @@ class Supervisor:
     async def stop(self) -> bool:
         """Stop everything, all groups in parallel. Returns whether all ended well."""
         groups = list(self.groups.values())
-        if self.problem is None:
-            await asyncio.gather(*(group.shut_down() for group in groups))
+        await asyncio.gather(*(group.shut_down() for group in groups))
         has_problem = any(group.has_problem for group in groups)
         await asyncio.gather(*(group.close(REPORT_MS) for group in groups))
         if self._heartbeats is not None:
@@ -137,14 +153,18 @@ class Supervisor:
 
     def _on_group_lost(self, name: str) -> None:
         """Another supervisor runs the group: its processes must not run here, too."""
+        self.problem = GroupLost(group=name)
         group = self.groups.get(name)
         if group is not None:
-            asyncio.get_running_loop().create_task(group.shut_down())
-        if len(self.groups) == 1:
+            self._shutting_down.append(asyncio.get_running_loop().create_task(group.shut_down()))
+        if len(self._shutting_down) == len(self.groups):
             self.stop_requested.set()
 
 
 def default_state_directory(environ: Mapping[str, str]) -> Path:
     """Where locks and output are kept, unless somebody says otherwise."""
     base = environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "liveness"
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "state") / "liveness"
+    except RuntimeError as error:
+        raise StateDirectoryRefused(path=Path("~"), detail=str(error)) from None
