@@ -33,7 +33,6 @@ from liveness.supervisor.probes import (
     ProbeSettings,
     TcpCheck,
 )
-from liveness.supervisor.process_watch import SIGNALS_THAT_FREEZE
 from liveness.supervisor.server_link import ServerLink
 from liveness.supervisor.sessions import Session
 from liveness.supervisor.settings import CheckSettings, GroupSettings, Health
@@ -106,7 +105,7 @@ class SupervisedComponent:
         self._told_pause = False
         """What the process was told last."""
         self._worker_paused = False
-        """By an order to the worker, which is not kept with the component."""
+        """By the component, or by an order to its worker. The latter is told through the control pipe only."""
         self._details: dict[str, object] = {}
         self._cancelled: list[dict[str, object]] = []
 
@@ -281,8 +280,6 @@ class SupervisedComponent:
             else logger.info
         )
         log("%s is %s: %s", self.id, report.status.name.lower(), report.reason)
-        if report.status is ComponentStatus.HEALTHY and self._worker_paused:
-            self._signal_pause(True)
         self._on_changed(self)
 
     # -- what the process tells
@@ -333,8 +330,6 @@ class SupervisedComponent:
         if result.pause != self._worker_paused:
             self._worker_paused = result.pause
             self._tell_pause()
-            if self.machine.status is ComponentStatus.HEALTHY:
-                self._signal_pause(result.pause)
         if result.cancel_activities and self._child is not None:
             self._cancelled = [_names(activity) for activity in result.cancel_activities][:CANCELLED_MAX]
             self._send_control()
@@ -355,12 +350,6 @@ class SupervisedComponent:
         if self._child is not None and paused != self._told_pause:
             self._told_pause = paused
             self._send_control()
-
-    def _signal_pause(self, paused: bool) -> None:
-        """Of the worker; the machine does it for the component. A process that a signal froze would be taken for hanging."""
-        pauses, resumes = self.settings.pause_signal, self.settings.resume_signal
-        if self._child is not None and pauses and resumes and pauses not in SIGNALS_THAT_FREEZE:
-            self._child.signal(signal.Signals[pauses if paused else resumes], whole_group=False)
 
     def _send_control(self) -> None:
         """Tell the process everything at once: a process that reads late gets the newest line only."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 
@@ -24,22 +23,11 @@ from liveness.v1.component_pb2 import (
 )
 from liveness.v1.service_pb2 import GetDeathCertificateRequest
 from liveness.v1.worker_pb2 import INACTIVE_REASON_PROCESS_EXITED
+from tests.system.supervisor.configuration import group
 from tests.system.supervisor.supervised import LIMIT_S, Supervised, eventually, is_running, kill, program
 
 HEALTHY, CRASHED, FAILED = ComponentStatus.HEALTHY, ComponentStatus.CRASHED, ComponentStatus.FAILED
 STOPPED, PAUSED = ComponentStatus.STOPPED, ComponentStatus.PAUSED
-
-
-def group(command: list[str], **settings: object) -> str:
-    """A configuration with one group, g. Nested tables are given as group__key."""
-    lines = [f"command = {shlex.join(command)!r}"]
-    nested: dict[str, list[str]] = {}
-    for name, value in settings.items():
-        table, _, key = name.rpartition("__")
-        text = f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
-        nested.setdefault(table, []).append(text) if table else lines.append(text)
-    tables = [f"[group.g.{table}]\n" + "\n".join(items) for table, items in nested.items()]
-    return "\n".join(["[group.g]", *lines, *tables]) + "\n"
 
 
 def test_the_job_of_a_killed_process_is_offered_at_once_and_the_process_replaced(
@@ -97,8 +85,7 @@ def test_a_crash_loop_ends_as_failed(supervised: Supervised, code: int, shown: i
 
 def test_exit_codes_mean_what_the_configuration_says(supervised: Supervised) -> None:
     supervised.start_config(
-        group([*program("ends"), "0"])
-        + group([*program("ends"), "7"], exit_codes__7="failed").replace("group.g", "group.h")
+        group([*program("ends"), "0"]) + group([*program("ends"), "7"], "h", exit_codes__7="failed")
     )
     for name, status in (("g", STOPPED), ("h", FAILED)):
         supervised.when(status, group=name)

@@ -126,7 +126,9 @@ def end_of(story: list[Fact], health: str, jitter: float) -> Ending:
         if phase == "up" and at - ready >= HEALTH_MS:
             now.restarts = []
         silent = health == "process" or (health == "auto" and not way)
-        heeds = {each: health == each or (health == "auto" and way in ("", each)) for each in ("pipe", "notify")}
+        heeds = {
+            each: health == each or (health == "auto" and way in ("", each)) for each in ("pipe", "notify")
+        }
         if name == "died":
             phase, leaving, again, now = "rest", False, False, told.copy()
         elif name == "start" and status == "CRASHED":
