@@ -6,11 +6,13 @@ thread; the thread writes the state as one line. No clock is read: every wait en
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
 import select
 import signal
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from threading import Condition, Thread
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -25,7 +27,11 @@ READ_BYTES: Final = 64 * 1024
 GAP_MS: Final = 50
 """The least time between two lines, so that a program with thousands of jobs a second does not flood its supervisor."""
 LOST_EXIT_CODE: Final = 1
+LEAVE_S: Final = 1.0
+"""How long a program without a job may take to see that it shall end."""
 RESERVED: Final = frozenset(("component_id", "status", "current_job", "activities", "sdk"))
+
+PR_SET_PDEATHSIG: Final = 1
 
 _GONE: Final = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
@@ -87,6 +93,15 @@ def parse_control(line: bytes) -> Mapping[str, Any] | None:
     except ValueError:
         return None
     return orders if isinstance(orders, dict) else None
+
+
+def decline_parent_death_signal() -> None:
+    """Without it the kernel ends this process in the middle of its job when the supervisor dies. The broken pipe tells it, too."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+        except (OSError, AttributeError):
+            pass  # a system without it has sent none
 
 
 class HealthReporter:
@@ -160,6 +175,7 @@ class HealthReporter:
         self._is_ready = is_ready
         self._on_pause = on_pause
         self._is_attached = True
+        decline_parent_death_signal()
         Thread(target=self._run, name="liveness-health", daemon=True).start()
 
     def set_ready(self) -> None:
@@ -368,12 +384,14 @@ class HealthReporter:
             log.warning(message, *values)
 
     def _end_without_supervisor(self) -> None:
-        """Let the current job finish, then end the process: by the program's own handler of SIGTERM if it has one."""
+        """Let the current job finish and the program end by itself. If it does not, end it: by its own handler of SIGTERM if it
+        has one."""
         log.warning("the supervisor of %s has ended, and this process ends, too", self._component_id)
         self._supervisor_is_lost = True
         self._announce()
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs, self._job_limit_s)
+            self._changed.wait_for(lambda: False, min(LEAVE_S, self._job_limit_s))
         os.kill(os.getpid(), signal.SIGTERM)
         with self._changed:
             self._changed.wait_for(lambda: False, self._job_limit_s)

@@ -209,6 +209,8 @@ class Child:
         for reason, count in parsed.malformed.items():
             self._listener.on_malformed(reason, count)
         if parsed.frame is not None:
+            if not self._has_sent_frames and self._process is not None:
+                self._launcher.note_watching(self._process)
             self._has_sent_frames = True
             self._listener.on_frame(parsed.frame)
         if part == b"":

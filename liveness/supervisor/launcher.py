@@ -5,6 +5,8 @@ other end of its socket. Each packet is a JSON object; texts of the operating sy
 
     spawn    {"do": "spawn", "id": 1}, with descriptors: the specification (a file), stdout, stderr, health, control
     signal   {"do": "signal", "id": 1, "signal": 15, "group": true}
+    watches  {"do": "watches", "id": 1}
+    end      {"do": "end"}
     spawned  {"event": "spawned", "id": 1, "pid": 77, "start_ticks": 123}
     failed   {"event": "spawn_failed", "id": 1, "errno": 2, "text": "..."}
     exited   {"event": "exited", "id": 1, "code": 3, "signal": 0}
@@ -22,8 +24,9 @@ that left the group are adopted by this program, because it is their nearest sub
 A process that has hidden all three (a daemon that cleared its environment and closed everything) might be of any leader that
 ran when it was first seen and is not younger. It is killed when the last of these has ended.
 
-When the supervisor ends, all groups get SIGTERM, after a limit SIGKILL, and this program ends. If this program is killed, the
-kernel sends each leader SIGTERM.
+When the supervisor dies, all groups get SIGTERM, after a limit SIGKILL, and this program ends. A leader that watches for the
+supervisor's death itself has the limit to finish its work before SIGTERM, and once more before SIGKILL. If this program is
+killed, the kernel sends SIGTERM to each leader that has not declined it.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ def prctl(option: int, value: int) -> None:
 class Leader:
     """A process that this program started, until it was waited for."""
 
-    __slots__ = ("error", "error_pipe", "id", "mark", "pid", "pipes", "start_ticks")
+    __slots__ = ("error", "error_pipe", "id", "mark", "pid", "pipes", "start_ticks", "watches")
 
     def __init__(self, id: int, pid: int, mark: bytes, pipes: frozenset[str], error_pipe: int) -> None:
         self.id = id
@@ -77,6 +80,8 @@ class Leader:
         self.error_pipe = error_pipe
         """Its other end is closed by a successful exec. -1 after it was read."""
         self.error = b""
+        self.watches = False
+        """It notices the supervisor's death by itself."""
 
 
 class Program:
@@ -97,6 +102,7 @@ class Program:
         self._poll = select.poll()
         self._is_ending = False
         self._is_overdue = False
+        self._alarms_left = 1
 
     def run(self) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -123,7 +129,7 @@ class Program:
                 elif descriptor in self._starting:
                     self._read_error(self._starting[descriptor])
             if self._is_overdue:
-                self._signal_all(signal.SIGKILL)
+                self._signal_all(signal.SIGKILL if self._alarms_left == 0 else signal.SIGTERM)
             self._reap()
             self._send()
         self._connection.settimeout(FLUSH_S)
@@ -141,6 +147,12 @@ class Program:
 
     def _on_alarm(self, number: int, frame: object) -> None:
         self._is_overdue = True
+        self._alarms_left -= 1
+        if self._alarms_left:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, max(self._grace_s, 0.001))
 
     def _exchange(self) -> None:
         if self._is_ending:
@@ -168,6 +180,13 @@ class Program:
                 self._spawn(request["id"], descriptors)
             elif request["do"] == "signal":
                 self._signal(request["id"], request["signal"], request["group"])
+            elif request["do"] == "watches":
+                if (leader := self._by_id.get(request["id"])) is not None:
+                    leader.watches = True
+            elif request["do"] == "end":
+                for leader in self._leaders.values():
+                    leader.watches = False
+                self._end()
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -231,9 +250,13 @@ class Program:
             return
         self._is_ending = True
         self._poll.unregister(self._connection)
-        self._signal_all(signal.SIGTERM)
+        for pid, leader in self._leaders.items():
+            if leader.watches:
+                self._alarms_left = 2
+            else:
+                kill_group(pid, signal.SIGTERM)
         self._signal_all(signal.SIGCONT)  # a stopped process could not end
-        signal.setitimer(signal.ITIMER_REAL, max(self._grace_s, 0.001))
+        self._set_alarm()
 
     def _is_childless(self) -> bool:
         """Also kills what nobody owns any more."""

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import pwd
+import signal
 import socket
 import subprocess
 import sys
@@ -166,19 +167,24 @@ class Launcher:
         if process.id in self._running and not self._ended.done():
             self._request({"do": "signal", "id": process.id, "signal": number, "group": whole_group})
 
+    def note_watching(self, process: LaunchedProcess) -> None:
+        """The process notices by itself when this one has died, and needs no signal then to end its work."""
+        if process.id in self._running and not self._ended.done():
+            self._request({"do": "watches", "id": process.id})
+
     async def close(self) -> None:
         """End all processes (SIGTERM, the limit, SIGKILL) and the program. Ends are still passed on."""
         if not self._is_closing:
             self._is_closing = True
             if not self._ended.done():
-                self._connection.shutdown(socket.SHUT_WR)
+                self._request({"do": "end"})
         await asyncio.shield(self._ended)
         await self._orphans_ended.wait()
         await _wait_for(self._program)
 
     def _abandon(self, id: int) -> None:
         """Nobody waits for this process any more: it must not run."""
-        waiting = [request for request in self._requests if json.loads(request[0])["id"] == id]
+        waiting = [request for request in self._requests if json.loads(request[0]).get("id") == id]
         if waiting:
             self._requests.remove(waiting[0])
         elif not self._ended.done() and not self._is_closing:
@@ -255,6 +261,7 @@ class Launcher:
             if descriptor is None:
                 self._loop.call_soon(orphan.on_exit, Ending(None))
             else:
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)  # not all get one from the kernel
                 self._orphans[descriptor] = orphan
                 self._orphans_ended.clear()
                 self._loop.add_reader(descriptor, self._on_orphan_end, descriptor)

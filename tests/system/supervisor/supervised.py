@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,22 +72,29 @@ class Supervised:
 
     # -- the process
 
-    def start(self, *arguments: str, state: str = "state") -> subprocess.Popen[str]:
-        """`arguments`: what follows the connection on the command line."""
-        command = liveness_command(
+    def start(
+        self, *arguments: str, state: str = "state", before: Sequence[str] = (), **variables: str
+    ) -> subprocess.Popen[str]:
+        """`arguments`: what follows the connection on the command line. `before`: a command that runs it."""
+        command = [*before, *liveness_command(
             "supervise", "--address", self.address, "--namespace", self.namespace,
             "--state-dir", str(self.folder / state), "--no-table", *arguments,
-        )  # fmt: skip
+        )]  # fmt: skip
         log = (self.folder / "supervisor.log").open("a")
         with log:
             self.process = subprocess.Popen(
-                command, cwd=self.folder, env=environment(), stdin=subprocess.DEVNULL, stderr=log, text=True
+                command,
+                cwd=self.folder,
+                env=environment(**variables),
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                text=True,
             )
         return self.process
 
-    def start_config(self, text: str) -> subprocess.Popen[str]:
+    def start_config(self, text: str, **variables: str) -> subprocess.Popen[str]:
         self.configure(text)
-        return self.start("--config", str(self.folder / "workers.toml"))
+        return self.start("--config", str(self.folder / "workers.toml"), **variables)
 
     def configure(self, text: str) -> None:
         (self.folder / "workers.toml").write_text(text)
@@ -145,8 +152,7 @@ class Supervised:
 
     def order(self, action: ComponentAction.ValueType, group: str = "g", **fields: Any) -> None:
         """Give an order and wait until it was carried out."""
-        request = OrderComponentsRequest(namespace=self.namespace, group=group, action=action, **fields)
-        number = self.components_stub.OrderComponents(request, timeout=LIMIT_S).order_number
+        number = self.send_order(action, group, **fields)
 
         def is_done() -> bool:
             groups = self.components_stub.ListComponentGroups(
@@ -155,6 +161,10 @@ class Supervised:
             return all(order.number != number for each in groups for order in each.waiting_orders)
 
         eventually(is_done, lambda: f"order {number} was not carried out: {self.log}")
+
+    def send_order(self, action: ComponentAction.ValueType, group: str = "g", **fields: Any) -> int:
+        request = OrderComponentsRequest(namespace=self.namespace, group=group, action=action, **fields)
+        return self.components_stub.OrderComponents(request, timeout=LIMIT_S).order_number
 
     def output(self, index: int = 0, group: str = "g") -> str:
         request = GetComponentLogsRequest(

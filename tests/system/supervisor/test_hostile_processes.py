@@ -167,8 +167,10 @@ def test_exits_are_told_as_they_were(supervised: Supervised) -> None:
 
 
 def test_signals_that_pause_come_once_and_never_before_the_process_is_ready(supervised: Supervised) -> None:
-    settings = {"pause_signal": "SIGUSR1", "resume_signal": "SIGUSR2", "restart__window_limit": 0}
-    supervised.start_config(group([*program("counts_signals"), "0.3"], **settings))
+    supervised.start_config(
+        group([*program("counts_signals"), "0.3"], pause_signal="SIGUSR1", resume_signal="SIGUSR2",
+              restart__window_limit=0)
+    )  # fmt: skip
     first = supervised.when(HEALTHY)
     supervised.order(COMPONENT_ACTION_PAUSE)
     supervised.when(PAUSED)
