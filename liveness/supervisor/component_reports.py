@@ -11,10 +11,17 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.clock import Clock
-from liveness.domain.component import STATUSES_WITH_PROCESS, Component, ComponentStatus, ProcessExit
+from liveness.domain.component import (
+    LEGAL_CHANGES,
+    STATUSES_WITH_PROCESS,
+    Component,
+    ComponentStatus,
+    ProcessExit,
+)
 from liveness.sdk.loop_client import LivenessClient, RpcFailed, RpcFailure
 from liveness.supervisor.actions import Kept
 from liveness.supervisor.sessions import HeartbeatSender, Session, may_pass
@@ -64,6 +71,8 @@ class ComponentReports:
         self._number = 0
         self._task: asyncio.Task[None] | None = None
         self._last: ReportComponentRequest | None = None
+        self._told_again: list[ReportComponentRequest] = []
+        """Reports that lead a server which refused one to the same status."""
 
     def continue_from(self, component: Component) -> None:
         """Count on from what an earlier supervisor reported."""
@@ -201,16 +210,53 @@ class ComponentReports:
             return
         logger.error("%s: the server refuses a report: %s", self.id, failure)
         if failure.reason == "COMPONENT_CHANGE_REFUSED":
-            await self._read_number()
+            await self._tell_again(step)
 
-    async def _read_number(self) -> None:
-        """Another server may know other reports, for instance after it was restored from a backup."""
+    async def _tell_again(self, refused: ReportComponentRequest) -> None:
+        """Another server may know other reports, for instance after it was restored from a backup, or after it has cleaned up
+        a worker that was out of reach for long. Lead it to the status that it refused."""
         request = GetComponentRequest(namespace=self._namespace, worker_instance_key=self.id)
+        before: ComponentStatus | None = None
         try:
             answer = await self._client.call(
                 lambda endpoint: endpoint.components.GetComponent, request, CALL_TIMEOUT_MS
             )
         except RpcFailed as error:
-            logger.info("%s: cannot read its last report: %s", self.id, error)
+            if error.rpc_failure.code is not grpc.StatusCode.NOT_FOUND:
+                logger.info("%s: cannot read its last report: %s", self.id, error)
+                return
+            self._number = 0
         else:
             self._number = answer.component.number
+            before = ComponentStatus(int(answer.component.status))
+        if any(refused is each for each in self._told_again):
+            return
+        repeated = []
+        for status in changes_between(before, ComponentStatus(int(refused.status))):
+            again = ReportComponentRequest()
+            again.CopyFrom(refused)
+            again.ClearField("number")
+            again.status = int(status)  # type: ignore[assignment]
+            repeated.append(again)
+        self._told_again = repeated
+        first = self._steps.popleft()  # it is taken away after this
+        self._steps.extendleft(reversed([first, *repeated]))
+
+
+def changes_between(before: ComponentStatus | None, wanted: ComponentStatus) -> list[ComponentStatus]:
+    """Return the shortest legal way. A process that runs is on none that says that it does not; empty if there is no other."""
+    ways = deque[list[ComponentStatus]]([[]])
+    seen: set[ComponentStatus | None] = {before}
+    if before is wanted:
+        return [wanted]
+    while ways:
+        way = ways.popleft()
+        for status in sorted(LEGAL_CHANGES[way[-1] if way else before]):
+            if status is wanted:
+                return [*way, status]
+            if status not in seen and (
+                status in STATUSES_WITH_PROCESS or wanted not in STATUSES_WITH_PROCESS
+            ):
+                seen.add(status)
+                ways.append([*way, status])
+    return []

@@ -335,7 +335,21 @@ class SupervisedComponent:
             self._send_control()
 
     def on_refused(self, failure: RpcFailure) -> None:
-        self._on_refused_report(failure)
+        if failure.reason == "WORKER_CLEANED_UP" and self._child is not None:
+            self._begin_again()
+        else:
+            self._on_refused_report(failure)
+
+    def _begin_again(self) -> None:
+        """The server was out of reach for so long that it has cleaned the worker up: the same process is a new session of it."""
+        machine = self.machine
+        self._begin_session(token_hex(16), machine.process_id, machine.process_start_ms)
+        if machine.status is not None:
+            self._reports.report(
+                machine.status, machine.kept, self._clock.wall_ms(), reason="the server had cleaned it up",
+                process_id=machine.process_id, process_start_ms=machine.process_start_ms,
+                details=self._details_json(),
+            )  # fmt: skip
 
     def _on_refused_report(self, failure: RpcFailure) -> None:
         """Somebody else runs a process under this id: two must not work under one name."""

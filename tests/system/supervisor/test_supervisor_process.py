@@ -12,18 +12,25 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from liveness.domain.component import ComponentStatus
-from liveness.v1.component_pb2 import COMPONENT_ACTION_ROLLING_RESTART, COMPONENT_ACTION_SCALE
+from liveness.v1.component_pb2 import (
+    COMPONENT_ACTION_PAUSE,
+    COMPONENT_ACTION_ROLLING_RESTART,
+    COMPONENT_ACTION_SCALE,
+)
+from liveness.v1.service_pb2 import DescribeWorkerRequest
+from liveness.v1.worker_pb2 import WORKER_STATE_CLEANED_UP
 from tests.system.cli.server_processes import environment, liveness_command
 from tests.system.supervisor.configuration import group
 from tests.system.supervisor.supervised import LIMIT_S, Supervised, eventually, is_running, kill, program
 
 HEALTHY, CRASHED, FAILED = ComponentStatus.HEALTHY, ComponentStatus.CRASHED, ComponentStatus.FAILED
-STOPPED = ComponentStatus.STOPPED
+STOPPED, PAUSED = ComponentStatus.STOPPED, ComponentStatus.PAUSED
 
 
 def test_systemd_is_told_of_each_phase(supervised: Supervised) -> None:
@@ -218,7 +225,7 @@ def test_a_program_with_the_sdk_finishes_its_job_when_its_supervisor_dies(
 
 
 def test_a_supervisor_that_was_asleep_for_long_goes_on(supervised: Supervised) -> None:
-    """As on a laptop: its leases and those of its processes have ended meanwhile."""
+    """As on a laptop: its leases and those of its processes have ended meanwhile, or were even cleaned up."""
     process = supervised.start_config(group(program("framed"), lease="1s"))
     first = supervised.when(HEALTHY)
     process.send_signal(signal.SIGSTOP)
@@ -228,7 +235,25 @@ def test_a_supervisor_that_was_asleep_for_long_goes_on(supervised: Supervised) -
     again = supervised.when(HEALTHY)
     assert (again.process_id, again.restart_count) == (first.process_id, 0)
     assert again.lease_epoch > first.lease_epoch
+    connection = ("--address", supervised.address, "--namespace", supervised.namespace)
+    subprocess.run(
+        liveness_command("config", "set", *connection, "cleanup_delay=0"), check=True, env=environment()
+    )
+    process.send_signal(signal.SIGSTOP)
+    for key in ("worker:g:0", "supervisor:g"):
+        eventually(partial(is_cleaned_up, supervised, key), f"{key} was not cleaned up")
+    process.send_signal(signal.SIGCONT)
+    anew = supervised.when(HEALTHY)
+    assert (anew.process_id, anew.restart_count) == (first.process_id, 0)
+    supervised.order(COMPONENT_ACTION_PAUSE)
+    supervised.when(PAUSED)
     assert supervised.end() == 0
+
+
+def is_cleaned_up(supervised: Supervised, key: str) -> bool:
+    request = DescribeWorkerRequest(namespace=supervised.namespace, worker_instance_key=key)
+    worker = supervised.liveness.DescribeWorker(request, timeout=LIMIT_S).worker
+    return worker.state == WORKER_STATE_CLEANED_UP
 
 
 def test_two_hundred_processes_start_and_stop_together(supervised: Supervised) -> None:
