@@ -7,13 +7,23 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Mapping
+from secrets import token_hex
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from liveness.clock import Clock, wait_or_timeout
+from liveness.supervisor.launcher_client import (
+    CannotSpawn,
+    Descriptors,
+    Ending,
+    Launcher,
+    LauncherLost,
+    ProcessSpec,
+)
 
 STATUS_LINE_BYTES_MAX = 1_024
 HTTP_ERROR = 400
+MARK = "LIVENESS_CHECK_ID"
 DEFAULT_PORTS = {"http": 80}
 
 
@@ -62,31 +72,42 @@ class TcpCheck(NamedTuple):
         return ""
 
 
-class CommandCheck(NamedTuple):
-    """A command that ends with exit code 0. Whatever it started is killed with it."""
+class CommandCheck:
+    """A command that ends with exit code 0. The launcher starts it, so whatever it started is killed with it, also when the
+    supervisor dies."""
 
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: str = "/"
+    def __init__(
+        self,
+        launcher: Launcher,
+        argv: tuple[str, ...],
+        env: Mapping[str, str],
+        cwd: str = "/",
+        user: str = "",
+    ) -> None:
+        self._launcher = launcher
+        self._argv = argv
+        self._env = env
+        self._cwd = cwd
+        self._user = user
 
     async def __call__(self) -> str:
-        process = await asyncio.create_subprocess_exec(
-            *self.argv,
-            env=dict(self.env),
-            cwd=self.cwd,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        spec = ProcessSpec(self._argv, {**self._env, MARK: token_hex(16)}, MARK, self._cwd, self._user)
+        nowhere = os.open(os.devnull, os.O_RDWR)
         try:
-            code = await process.wait()
+            process = await self._launcher.spawn(spec, Descriptors(*(nowhere,) * 4), ended.set_result)
+        except (CannotSpawn, LauncherLost) as error:
+            return str(error)
+        finally:
+            os.close(nowhere)
+        try:
+            ending = await asyncio.shield(ended)
         except asyncio.CancelledError:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+            self._launcher.signal(process, signal.SIGKILL)
+            await ended
             raise
-        return "" if code == 0 else f"{shlex.join(self.argv)} ended with {code}"
+        how = f"signal {ending.signal}" if ending.signal else ending.code
+        return "" if ending.code == 0 else f"{shlex.join(self._argv)} ended with {how}"
 
 
 class ProbeSettings(NamedTuple):

@@ -410,7 +410,8 @@ class SupervisedComponent:
         if settings.tcp:
             host, _, port = settings.tcp.rpartition(":")
             return TcpCheck(host.strip("[]"), int(port))
-        return CommandCheck(settings.command, self._environment, self.settings.directory or str(Path.cwd()))
+        spec = self._spec("")
+        return CommandCheck(self._launcher, settings.command, spec.env, spec.cwd, spec.user)
 
     def _stop_probes(self) -> None:
         for probe in self._probes:

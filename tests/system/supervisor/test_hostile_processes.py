@@ -182,6 +182,26 @@ def test_signals_that_pause_come_once_and_never_before_the_process_is_ready(supe
     eventually(lambda: re.findall(r"got (\w+)", supervised.output()) == wanted, supervised.output)
 
 
+def test_checks_judge_and_leave_nothing(supervised: Supervised) -> None:
+    """One sees the environment of its group, one ends in time and leaves a daemon, one never ends."""
+    leaves = ["sh", "-c", "setsid sleep 1001 & test -e broken && sleep 1002; true"]
+    supervised.start_config(
+        group(["sleep", "1000"], directory=str(supervised.folder), environment__READY="yes",
+              readiness__command=["sh", "-c", 'test "$READY" = yes'], readiness__interval="50ms",
+              liveness__command=leaves, liveness__interval="50ms", liveness__timeout="200ms",
+              liveness__failures=1, restart__window_limit=0)
+        + group(["sleep", "1000"], "never", readiness__command=["false"], start_timeout="300ms", ready_after=0,
+                readiness__interval="50ms", restart__window_limit=0)
+    )  # fmt: skip
+    supervised.when(HEALTHY)
+    assert "was not ready within 0.3 s" in supervised.when(FAILED, group="never").reason + supervised.log
+    (supervised.folder / "broken").touch()
+    supervised.when(FAILED)
+    assert "its check failed: no answer within 0.2 s" in supervised.log
+    mark = b"LIVENESS_NAMESPACE=" + supervised.namespace.encode() + b"\0"
+    eventually(lambda: running_with(mark) == [], "a check has left a process")
+
+
 def children_of(pid: int) -> list[int]:
     return [
         int(child)
