@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def supervise(
         raise UsageError(
             "give --name and a command after --, or --config FILE.toml; see `liveness supervise --help`"
         )
+    if isnan(wait_s):
+        raise UsageError("flag --wait is nan, but must be a number of seconds from 0 to 3600")
     try:
         client = load_client_settings(
             {each: flags[each] for each in (*CONNECTION_NAMES, "namespace")}, os.environ

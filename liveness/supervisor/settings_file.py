@@ -91,7 +91,7 @@ GROUP_KEYS: Mapping[str, SettingType] = {
     "directory": _PATH,
     "user": string_setting(lambda text: text != "" and text.isprintable(), "the name of a user"),
     "task_queue": string_setting(is_name, "the name of a task queue"),
-    "build_id": string_setting(str.isprintable, "a text"),
+    "build_id": string_setting(lambda text: not text or is_name(text), "a text of at most 255 bytes"),
     "labels": _texts(bool, 'a table of texts, like { zone = "a" }'),
     "lease": _duration(1_000),
     "health": choice_setting(*Health),

@@ -309,6 +309,9 @@ class SupervisedComponent:
         if message.status:
             self._details["status_text"] = message.status
             self._snapshot_later()
+        if message.main_pid is not None:
+            self._details["main_pid"] = message.main_pid
+            self._snapshot_later()
         status = "stopping" if message.stopping else ""
         self._do(self.machine.heard(now, status, regular=message.watchdog, by_pipe=False))
         if not self.machine.listens(Health.NOTIFY):

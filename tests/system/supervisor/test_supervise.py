@@ -235,11 +235,16 @@ def test_without_a_server_it_says_what_to_do(supervised: Supervised) -> None:
     assert "--embedded" in supervised.log
 
 
-def test_the_launcher_is_the_only_thing_that_a_killed_launcher_takes_along(supervised: Supervised) -> None:
-    """The supervisor ends the processes and itself: it could not watch them any more."""
-    process = supervised.start("--name", "g", "--", *program("silent"))
+def test_a_supervisor_without_its_launcher_ends_all_processes_and_itself(supervised: Supervised) -> None:
+    """It could not watch them any more. It ends those that ignore signals, too, and reports all of them."""
+    process = supervised.start_config(
+        group(program("stubborn"), ready_after="50ms", stop_timeout="300ms", lease="10m")
+    )
     component = supervised.when(HEALTHY)
     found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    eventually(lambda: "grandchild" in supervised.output(), "it does not ignore signals yet")
     os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
     assert process.wait(LIMIT_S) == 1
     assert not is_running(component.process_id)
+    assert int(supervised.components()[0].status) == STOPPED
+    assert "The launcher, which is the parent of all processes, was killed" in supervised.log

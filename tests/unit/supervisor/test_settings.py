@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from liveness.config.settings import SettingsError
 from liveness.domain.component import ProcessExit
@@ -22,8 +24,13 @@ from liveness.supervisor.settings import (
     differences,
 )
 from liveness.supervisor.settings_file import (
+    CHECK_KEYS,
     GROUP_KEYS,
+    OUTPUT_KEYS,
+    RESTART_KEYS,
     TABLES,
+    _group,
+    _Place,
     load_supervisor_settings,
     parse_supervisor_settings,
     settings_from_flags,
@@ -281,3 +288,35 @@ def test_a_reload_stops_and_starts_whole_groups() -> None:
         ("c", (ReloadStep.START,)),
         ("g", ()),
     ]
+
+
+VALUES = st.recursive(
+    st.none().map(lambda _: "x") | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    | st.sampled_from(["10s", "SIGTERM", "pipe", "done", "http://[", "a:1", "\0", "1e400s", 2**63]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+KEYS = (
+    *GROUP_KEYS,
+    *TABLES,
+    *(f"restart.{key}" for key in RESTART_KEYS),
+    *(f"{table}.{key}" for table in ("readiness", "liveness") for key in CHECK_KEYS),
+    *(f"output.{key}" for key in OUTPUT_KEYS),
+    *(f"exit_codes.{key}" for key in ("0", "-1", "SIGKILL", "x")),
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5))
+def test_any_file_gives_settings_or_one_sentence(given_values: dict[str, Any]) -> None:
+    table: dict[str, Any] = {"command": "run"}
+    for key, value in given_values.items():
+        outer, _, inner = key.rpartition(".")
+        if outer and isinstance(table.setdefault(outer, {}), dict):
+            table[outer][inner] = value
+        elif not outer:
+            table[key] = value
+    try:
+        said = f"key command is {_group('g', table, _Place('of group g in workers.toml')).command}"
+    except SettingsError as error:
+        said = str(error)
+    assert said.startswith(("key ", "table "))
