@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import signal
 import sys
@@ -11,6 +12,8 @@ from liveness.supervisor.errors import SupervisorError
 
 START_S = 30.0
 STOP_S = 15.0
+RELAUNCH_S = 1.0
+PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger("liveness.supervisor")
 
@@ -30,9 +33,15 @@ class EmbeddedServer:
         self._output: asyncio.Task[None] | None = None
         self._lines: list[str] = []
         self._is_ready = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises EmbeddedServerFailed."""
+        await self._launch()
+        self._keeper = asyncio.get_running_loop().create_task(self._keep_running())
+
+    async def _launch(self) -> None:
+        self._is_ready.clear()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "liveness", "serve", "--listen", self._address, "--log-format", "json",
             stdin=asyncio.subprocess.DEVNULL,
@@ -40,6 +49,7 @@ class EmbeddedServer:
             stderr=asyncio.subprocess.STDOUT,
             # Ctrl-C in a terminal reaches the whole group: the supervisor decides when the server stops.
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )  # fmt: skip
         self._output = asyncio.get_running_loop().create_task(self._read_output())
         ready = asyncio.get_running_loop().create_task(self._is_ready.wait())
@@ -54,6 +64,17 @@ class EmbeddedServer:
             raise EmbeddedServerFailed(detail="; ".join(self._lines[-3:]) or "it gave no reason")
         logger.info("the embedded server listens on %s", self._address)
 
+    async def _keep_running(self) -> None:
+        while True:
+            assert self._process is not None
+            code = await self._process.wait()
+            logger.error("the embedded server has ended with %s; starting another", code)
+            try:
+                await self._launch()
+            except (EmbeddedServerFailed, OSError) as error:
+                logger.error("%s", error)
+                await asyncio.sleep(RELAUNCH_S)
+
     async def _read_output(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
@@ -65,6 +86,8 @@ class EmbeddedServer:
             logger.debug("server: %s", text)
 
     async def stop(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -77,3 +100,8 @@ class EmbeddedServer:
             await process.wait()
         if self._output is not None:
             await self._output
+
+
+def _end_with_parent() -> None:
+    """Runs in the forked process, while the supervisor has one thread only."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -7,8 +7,8 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -164,7 +164,10 @@ class _Signals:
         self._supervisor.stop_requested.set()
 
     def _on_reload(self) -> None:
-        if self._options.config is None:
+        if self._options.config is None and self._options.table:
+            logger.info("the terminal is gone")
+            self._supervisor.stop_requested.set()
+        elif self._options.config is None:
             logger.info("there is no configuration file to read again")
         elif self._reload is None or self._reload.done():
             self._reload = asyncio.get_running_loop().create_task(self._read_again(self._options.config))
@@ -233,24 +236,27 @@ def _configure_logging(options: Options, console: Console) -> None:
 # -- the table
 
 
-class _NoTable:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc_info: object) -> None:
-        return None
-
-
-def _table(options: Options, console: Console, supervisor: Supervisor, clock: SystemClock) -> Live | _NoTable:
+@contextmanager
+def _table(
+    options: Options, console: Console, supervisor: Supervisor, clock: SystemClock
+) -> Iterator[Live | None]:
     if not options.table:
-        return _NoTable()
-    return Live(_draw(supervisor, clock), console=console, auto_refresh=False, transient=False)
+        yield None
+        return
+    live = Live(_draw(supervisor, clock), console=console, auto_refresh=False, transient=False)
+    live.start()
+    try:
+        yield live
+    finally:
+        with suppress(OSError):  # the terminal may have gone
+            live.stop()
 
 
 async def _refresh(live: Live, supervisor: Supervisor, clock: SystemClock) -> None:
-    while True:
-        live.update(_draw(supervisor, clock), refresh=True)
-        await clock.sleep(TABLE_INTERVAL_S * 1_000)
+    with suppress(OSError):
+        while True:
+            live.update(_draw(supervisor, clock), refresh=True)
+            await clock.sleep(TABLE_INTERVAL_S * 1_000)
 
 
 def _draw(supervisor: Supervisor, clock: SystemClock) -> Table:

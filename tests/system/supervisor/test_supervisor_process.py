@@ -25,6 +25,7 @@ from liveness.v1.component_pb2 import (
 )
 from liveness.v1.service_pb2 import DescribeWorkerRequest
 from liveness.v1.worker_pb2 import WORKER_STATE_CLEANED_UP
+from tests.free_ports import free_port
 from tests.system.cli.server_processes import environment, liveness_command
 from tests.system.supervisor.configuration import group
 from tests.system.supervisor.supervised import LIMIT_S, Supervised, eventually, is_running, kill, program
@@ -58,7 +59,8 @@ def test_systemd_is_told_of_each_phase(supervised: Supervised) -> None:
         assert process.wait(LIMIT_S) == 0
 
 
-def test_in_a_terminal_there_is_a_table_and_ctrl_c_stops_all(supervised: Supervised) -> None:
+@pytest.mark.parametrize("way", ["ctrl-c", "closed"])
+def test_in_a_terminal_there_is_a_table_until_the_user_leaves(supervised: Supervised, way: str) -> None:
     controller, terminal = pty.openpty()
     command = liveness_command(
         "supervise", "--address", supervised.address, "--namespace", supervised.namespace,
@@ -84,14 +86,19 @@ def test_in_a_terminal_there_is_a_table_and_ctrl_c_stops_all(supervised: Supervi
         read_until(r"worker:g:0 .*healthy")
         read_until(r"Ctrl-C stops all")
         component = supervised.when(HEALTHY)
-        os.write(controller, b"\x03")
-        read_until(r"stopped")
+        if way == "ctrl-c":
+            os.write(controller, b"\x03")
+            read_until(r"stopped")
+        else:
+            os.close(controller)
         assert process.wait(LIMIT_S) == 0
         assert not is_running(component.process_id)
+        assert int(supervised.components()[0].status) == STOPPED
     finally:
         process.kill()
         process.wait()
-        os.close(controller)
+        if way == "ctrl-c":
+            os.close(controller)
 
 
 def lead_terminal() -> None:
@@ -254,6 +261,33 @@ def is_cleaned_up(supervised: Supervised, key: str) -> bool:
     request = DescribeWorkerRequest(namespace=supervised.namespace, worker_instance_key=key)
     worker = supervised.liveness.DescribeWorker(request, timeout=LIMIT_S).worker
     return worker.state == WORKER_STATE_CLEANED_UP
+
+
+def test_an_embedded_server_is_replaced_when_it_dies_and_dies_with_its_supervisor(
+    supervised: Supervised,
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    embedding = Supervised(supervised.folder, address, "default")
+    try:
+        process = embedding.start("--embedded", "--name", "g", "--", *program("silent"))
+        first = embedding.when(HEALTHY)
+        (server,) = servers(process.pid, address)
+        os.kill(server, signal.SIGKILL)
+        (another,) = eventually(lambda: servers(process.pid, address, but=server), "it was not replaced")
+        kept = embedding.when(HEALTHY)
+        assert kept.process_id == first.process_id
+        embedding.end(signal.SIGKILL)
+        eventually(lambda: not is_running(another), "the server outlived its supervisor")
+    finally:
+        embedding.close()
+
+
+def servers(pid: int, address: str, but: int = 0) -> list[int]:
+    return [
+        child
+        for child in children_of(pid)
+        if child != but and address.encode() in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
 
 
 def test_two_hundred_processes_start_and_stop_together(supervised: Supervised) -> None:
