@@ -136,6 +136,19 @@ class RandomLife(RuleBasedStateMachine):
     def order(self, name: str) -> None:
         self.happens(name)
 
+    @rule(first=st.sampled_from([*ORDERS, "liveness_failed"]), second=st.sampled_from(ORDERS))
+    def order_while_the_last_order_is_carried_out(self, first: str, second: str) -> None:
+        """Or while a process that hangs is ended."""
+        for _ in range(3):
+            if self.asked:
+                self.happens("spawned")
+            elif not self.alive:
+                self.happens("restart")
+        if self.alive:
+            self.happens("ready")
+            self.happens(first)
+            self.happens(second)
+
     @rule(ms=st.sampled_from([1, 999, 1_000, 9_999, 29_000, 30_000, 61_000, 240_000, 300_000]))
     def wait_in_vain(self, ms: int) -> None:
         """A late tick."""
