@@ -8,11 +8,12 @@ import logging
 import signal
 import sys
 
+from liveness.clock import Clock
 from liveness.supervisor.errors import SupervisorError
 
 START_S = 30.0
 STOP_S = 15.0
-RELAUNCH_S = 1.0
+RELAUNCH_MS = 1_000
 PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger("liveness.supervisor")
@@ -27,8 +28,9 @@ class EmbeddedServerFailed(SupervisorError):
 class EmbeddedServer:
     """A process of its own, so that neither a crash of it nor its work stops the supervisor."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, clock: Clock) -> None:
         self._address = address
+        self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.Task[None] | None = None
         self._lines: list[str] = []
@@ -73,7 +75,7 @@ class EmbeddedServer:
                 await self._launch()
             except (EmbeddedServerFailed, OSError) as error:
                 logger.error("%s", error)
-                await asyncio.sleep(RELAUNCH_S)
+                await self._clock.sleep(RELAUNCH_MS)
 
     async def _read_output(self) -> None:
         assert self._process is not None

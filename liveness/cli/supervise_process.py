@@ -73,7 +73,7 @@ async def run_supervisor(options: Options) -> int:
     systemd = SdNotify(options.environ, clock)
     async with AsyncExitStack() as stack:
         if options.embedded:
-            server = EmbeddedServer(options.addresses[0])
+            server = EmbeddedServer(options.addresses[0], clock)
             stack.push_async_callback(server.stop)
             await server.start()
         client = LivenessClient(options.addresses, options.credentials)

@@ -194,6 +194,7 @@ def component_message(
         number=component.number,
         lease_epoch=worker.epoch,
         restart_times=_timestamps(component.restarts),
+        supervisor_silent=is_lost,
     )
 
 

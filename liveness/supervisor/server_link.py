@@ -217,9 +217,11 @@ def _wall_ms(stamp: Timestamp) -> int:
 
 def _component(message: component_pb2.Component) -> Component:
     ended = message.last_exit
+    # A process that ended with its supervisor, or was cut off with it, has not crashed by itself.
+    status = ComponentStatus.HEALTHY if message.supervisor_silent else ComponentStatus(int(message.status))
     return Component(
         number=message.number,
-        status=ComponentStatus(int(message.status)),
+        status=status,
         since_ms=_wall_ms(message.status_time),
         session_id="",
         reason=message.reason,

@@ -162,6 +162,7 @@ class Component(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     RESTART_TIMES_FIELD_NUMBER: _builtins.int
+    SUPERVISOR_SILENT_FIELD_NUMBER: _builtins.int
     component_id: _builtins.str
     """worker:GROUP:INDEX, the same over restarts."""
     namespace: _builtins.str
@@ -187,6 +188,8 @@ class Component(_message.Message):
     number: _builtins.int
     """Rises by one with every reported change."""
     lease_epoch: _builtins.int
+    supervisor_silent: _builtins.bool
+    """The status is CRASHED only because the supervisor has been silent for longer than the lease. It had not reported a crash."""
     @_builtins.property
     def status_time(self) -> _timestamp_pb2.Timestamp:
         """Since when it has this status."""
@@ -234,10 +237,11 @@ class Component(_message.Message):
         number: _builtins.int = ...,
         lease_epoch: _builtins.int = ...,
         restart_times: _abc.Iterable[_timestamp_pb2.Timestamp] | None = ...,
+        supervisor_silent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "last_exit", b"last_exit", "last_restart_time", b"last_restart_time", "last_seen_time", b"last_seen_time", "process_start_time", b"process_start_time", "status_time", b"status_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build_id", b"build_id", "by", b"by", "component_id", b"component_id", "create_time", b"create_time", "current_job", b"current_job", "details_json", b"details_json", "group", b"group", "host_name", b"host_name", "index", b"index", "last_exit", b"last_exit", "last_restart_time", b"last_restart_time", "last_seen_time", b"last_seen_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "number", b"number", "paused", b"paused", "process_id", b"process_id", "process_start_time", b"process_start_time", "reason", b"reason", "restart_count", b"restart_count", "restart_times", b"restart_times", "status", b"status", "status_time", b"status_time", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build_id", b"build_id", "by", b"by", "component_id", b"component_id", "create_time", b"create_time", "current_job", b"current_job", "details_json", b"details_json", "group", b"group", "host_name", b"host_name", "index", b"index", "last_exit", b"last_exit", "last_restart_time", b"last_restart_time", "last_seen_time", b"last_seen_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "number", b"number", "paused", b"paused", "process_id", b"process_id", "process_start_time", b"process_start_time", "reason", b"reason", "restart_count", b"restart_count", "restart_times", b"restart_times", "status", b"status", "status_time", b"status_time", "supervisor_silent", b"supervisor_silent", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -290,6 +290,23 @@ def servers(pid: int, address: str, but: int = 0) -> list[int]:
     ]
 
 
+def test_a_supervisor_that_lost_its_group_ends(supervised: Supervised) -> None:
+    """It slept for so long that another one, which does not share its lock, has taken over."""
+    config = group(program("silent"), lease="1s", stop_timeout="100ms")
+    sleeper = supervised.start_config(config)
+    first = supervised.when(HEALTHY)
+    sleeper.send_signal(signal.SIGSTOP)
+    supervised.start("--config", str(supervised.folder / "workers.toml"), state="other")
+    second = supervised.when(HEALTHY, wanted=lambda each: each.process_id != first.process_id)
+    assert not is_running(first.process_id)
+    sleeper.send_signal(signal.SIGCONT)
+    assert sleeper.wait(LIMIT_S) == 1
+    assert "Another supervisor has taken the group g" in supervised.log
+    kept = supervised.when(HEALTHY)
+    assert (kept.process_id, kept.restart_count) == (second.process_id, 0)
+    assert supervised.end() == 0
+
+
 def test_two_hundred_processes_start_and_stop_together(supervised: Supervised) -> None:
     supervised.start_config(group(["sleep", "1000"], processes=200, ready_after="100ms"))
     supervised.all_have(HEALTHY, 200)
