@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from liveness.domain.component import LEGAL_CHANGES, Component, ComponentStatus, ProcessExit
 from liveness.supervisor.actions import Action, Kill, Moment, Remember, Report, SendControl, Signal, Spawn
@@ -264,5 +271,6 @@ class RandomLife(RuleBasedStateMachine):
             assert self.reported is ComponentStatus.STOPPED
 
 
-TestRandomLife = RandomLife.TestCase
-TestRandomLife.settings = hypothesis_settings(max_examples=250, stateful_step_count=30, derandomize=True)
+def test_any_life_is_as_the_story_tells_it() -> None:
+    limits = hypothesis_settings(max_examples=250, stateful_step_count=30, derandomize=True)
+    run_state_machine_as_test(RandomLife, settings=limits)
