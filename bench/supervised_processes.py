@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from bench.messages import NAMESPACE
+from bench.failover_latency import NAMESPACE
 from liveness.v1.component_pb2 import COMPONENT_STATUS_HEALTHY
 from liveness.v1.component_service_pb2 import ListComponentsRequest
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub

@@ -14,13 +14,12 @@ from pathlib import Path
 import grpc
 import psutil
 
-from bench.failover_latency import PollingWorker
-from bench.messages import NAMESPACE
+from bench.failover_latency import NAMESPACE, PollingWorker
 from bench.peers import supervisord
 from bench.rounds import AT_MOST, OURS, Bar, alternate, print_progress, quantile, rounded, row
 from bench.servers import liveness
 from bench.supervised_processes import SILENT, announcing, framing, supervising, wait_until_healthy
-from liveness.v1.activity_pb2 import ACTIVITY_STATE_STARTED, ActivityId, DescribeActivityRequest
+from liveness.v1.service_pb2 import DescribeWorkerRequest
 
 IDLE = 200
 CPU = f"{IDLE} idle supervised processes, processor"
@@ -39,9 +38,10 @@ TICK_S = 0.01
 """Less processor time than the system counts is taken for so much."""
 PAUSE_S_MAX = 1.0
 KILLS = 100
+GROUP = "killed"
 MEBIBYTE = 1024 * 1024
 ENDLESS_RESTARTS = (
-    "[group.{group}.restart]",
+    f"[group.{GROUP}.restart]",
     'min_delay = "0s"',
     'window = "1ms"',
     "total_limit = 1_000_000",
@@ -209,10 +209,9 @@ def _ours(kills, replaced):
         with tempfile.TemporaryDirectory() as folder, liveness() as server:
             announcements = Announcements(folder)
             script = announcing(announcements.fifo) + framing('"\\"job-$$\\""')
-            settings = [line.format(group="killed") for line in ENDLESS_RESTARTS]
-            with announcements, supervising(folder, server.address, "killed", script, SLOTS, *settings):
+            with announcements, supervising(folder, server.address, GROUP, script, SLOTS, *ENDLESS_RESTARTS):
                 async with grpc.aio.insecure_channel(server.address) as channel:
-                    poller = PollingWorker(channel, "killed")
+                    poller = PollingWorker(channel, GROUP)
                     await poller.register()
                     arrivals = Arrivals(poller)
                     slots = (
@@ -229,7 +228,7 @@ class Arrivals:
     """The jobs that the polling worker receives, each with its time."""
 
     def __init__(self, poller):
-        self.activities = poller.activities
+        self.liveness = poller.liveness
         self._poller = poller
         self._expected: dict[str, asyncio.Future[float]] = {}
         self.task = asyncio.get_running_loop().create_task(self._run())
@@ -248,7 +247,7 @@ async def _kill_ours(arrivals, announcements, slot, kills, replaced):
     pid, _ = await announcements.next(slot)
     for _ in range(kills):
         job = f"job-{pid}"
-        await _wait_until_bound(arrivals.activities, job)
+        await _wait_until_bound(arrivals.liveness, slot, job)
         await asyncio.sleep(random.uniform(0, PAUSE_S_MAX))
         arrival = arrivals.expect(job)
         killed = time.perf_counter()
@@ -260,15 +259,13 @@ async def _kill_ours(arrivals, announcements, slot, kills, replaced):
     return found
 
 
-async def _wait_until_bound(activities, job):
-    request = DescribeActivityRequest(
-        namespace=NAMESPACE, id=ActivityId(workflow_id=job, run_id="-", activity_id="-")
-    )
+async def _wait_until_bound(liveness_stub, slot, job):
+    request = DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=f"worker:{GROUP}:{slot}")
     async with asyncio.timeout(60):
         while True:
             try:
-                answer = await activities.DescribeActivity(request)
-                if answer.activity.state == ACTIVITY_STATE_STARTED:
+                answer = await liveness_stub.DescribeWorker(request)
+                if any(activity.workflow_id == job for activity in answer.worker.bound_activities):
                     return
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
