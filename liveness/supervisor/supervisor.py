@@ -13,13 +13,7 @@ from liveness.supervisor.errors import LauncherKilled, SupervisorError
 from liveness.supervisor.group import Group
 from liveness.supervisor.launcher_client import Launcher
 from liveness.supervisor.server_link import ServerLink
-from liveness.supervisor.settings import (
-    GroupChange,
-    GroupSettings,
-    ReloadStep,
-    SupervisorSettings,
-    differences,
-)
+from liveness.supervisor.settings import GroupSettings, ReloadStep, SupervisorSettings, differences
 
 REPORT_MS = 5_000
 """How long a supervisor that ends waits for a server that does not answer."""
@@ -111,15 +105,9 @@ class Supervisor:
                     if ReloadStep.RESTART in change.steps:
                         group.restart_all("the configuration was read again")
                 if change.steps:
-                    self._note_change(change)
                     logger.info("group %s: %s", change.name, ", ".join(step.value for step in change.steps))
             self.settings = settings
             self._on_changed()
-
-    def _note_change(self, change: GroupChange) -> None:
-        """If a later change fails, the next reload begins with what differs then."""
-        others = tuple(group for group in self.settings.groups if group.name != change.name)
-        self.settings = SupervisorSettings((*others, change.new) if change.new else others)
 
     async def wait_done(self) -> None:
         """Wait until no process runs or will run without an order."""
