@@ -50,15 +50,11 @@ def test_a_killed_process_is_replaced_and_its_file_counted(address: str, tmp_pat
             ComponentStatus.HEALTHY, wanted=lambda each: each.restart_count == 1, group="words"
         )
         assert again.process_id != working.process_id
-        counted = eventually(
-            lambda: (
-                (found := list(inbox.iterdir())) and all(each.suffix == ".words" for each in found) and found
-            ),
-            "not all files were counted",
+        eventually(
+            lambda: all(path.suffix == ".words" for path in inbox.iterdir()), "not all files were counted"
         )
-        assert {path.stem: int(path.read_text()) for path in counted} == {
-            name: len(text.split()) for name, text in TEXTS.items()
-        }
+        counted = {path.stem: int(path.read_text()) for path in inbox.iterdir()}
+        assert counted == {name: len(text.split()) for name, text in TEXTS.items()}
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0
     server.close()
