@@ -108,6 +108,8 @@ async def run_supervisor(options: Options) -> int:
             ended_well = await supervisor.stop()
             for task in tasks:
                 task.cancel()
+            if live is not None:
+                live.update(_draw(supervisor, clock), refresh=True)
         if supervisor.problem is not None:
             raise supervisor.problem
         logger.info("stopped%s", "" if ended_well else "; not all processes ended well")
