@@ -52,7 +52,8 @@ FAMILIES = (
     Family("cluster", cluster.NAMES, cluster.measure),
     Family("take-over", take_over.NAMES, take_over.measure),
     Family("moving on", failover_latency.NAMES, failover_latency.measure),
-    Family("supervisor", supervision.NAMES, supervision.measure),
+    Family("idle supervisor", supervision.IDLE_NAMES, supervision.measure_idle),
+    Family("killed process", supervision.KILLED_NAMES, supervision.measure_killed),
 )
 
 

@@ -25,10 +25,12 @@ IDLE = 200
 CPU = f"{IDLE} idle supervised processes, processor"
 MEMORY = f"{IDLE} idle supervised processes, memory"
 KILLED = "job of a killed supervised process"
-NAMES = {
+IDLE_NAMES = {
     CPU: "the supervisor with its launcher, in percent of one core, against supervisord",
     MEMORY: "the resident memory of the supervisor and its launcher, against supervisord",
-    KILLED: "from kill -9 until another worker has the job, p99, against supervisord starting the process again",
+}
+KILLED_NAMES = {
+    KILLED: "from kill -9 until another worker has the job, p99, against supervisord starting the process again"
 }
 FRAMES, NO_FRAMES, PEER = "with frames", "without frames", "supervisord"
 SETTLE_S = 10
@@ -48,15 +50,10 @@ ENDLESS_RESTARTS = (
 )
 
 
-def measure(plan):
-    yield from _idle(plan)
-    yield _killed(plan)
-
-
 # -- idle
 
 
-def _idle(plan):
+def measure_idle(plan):
     count = plan.sized(IDLE, 2)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         server = stack.enter_context(liveness())
@@ -129,7 +126,7 @@ def _cpu_s(processes):
 # -- killed
 
 
-def _killed(plan):
+def measure_killed(plan):
     kills = plan.sized(KILLS / SLOTS, 1)
     replaced: list[float] = []
     every: dict[str, list[float]] = {}
@@ -148,7 +145,7 @@ def _killed(plan):
     }
     found = alternate(KILLED, sides, plan.few_rounds)
     every["liveness, until the process is replaced"] = replaced
-    return row(
+    yield row(
         KILLED,
         "ms, p99",
         found,
