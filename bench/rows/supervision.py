@@ -39,7 +39,7 @@ SLOTS = 5
 TICK_S = 0.01
 """Less processor time than the system counts is taken for so much."""
 PAUSE_S_MAX = 1.0
-KILLS = 100
+KILLS = 120
 GROUP = "killed"
 MEBIBYTE = 1024 * 1024
 ENDLESS_RESTARTS = (

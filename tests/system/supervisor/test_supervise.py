@@ -244,6 +244,7 @@ def test_supervise_ends_when_everything_is_done(supervised: Supervised) -> None:
 def test_a_second_ctrl_c_kills(supervised: Supervised) -> None:
     process = supervised.start_config(group(program("stubborn"), stop_timeout="10m", ready_after="50ms"))
     component = supervised.when(HEALTHY)
+    eventually(lambda: "grandchild" in supervised.output(), "it does not ignore SIGTERM yet")
     process.send_signal(signal.SIGINT)
     supervised.when(ComponentStatus.STOPPING)
     process.send_signal(signal.SIGINT)
