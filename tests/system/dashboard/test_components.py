@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Locator, expect
 
+from liveness.domain.component import ComponentStatus
 from tests.system.dashboard.screen import Screen
 from tests.system.dashboard.server_and_workers import ServerProcess
 from tests.system.supervisor.supervised import Supervised, program
@@ -112,6 +113,7 @@ async def test_a_failed_component_shows_its_last_words_and_is_reset(
     screen: Screen, supervised: Supervised
 ) -> None:
     supervised.start_config(FAILING)
+    supervised.when(ComponentStatus.FAILED, group="failing")
     await open_component(screen, FAILED)
     await expect(screen.page.locator(".worker-title .badges")).to_contain_text(
         re.compile("failed.*the limit is 2")
