@@ -113,15 +113,16 @@ class ComponentMachine(ComponentSteps):
         """The process sent a frame (`by_pipe`) or a notification. `regular`: such messages come again and again, and their end
         means that it hangs. Frames are regular, and so is WATCHDOG=1, but not READY=1 and STATUS=.
 
-        A frame with the status "healthy" makes the process ready. After "stopping" it may be silent, and has as long to end as
-        after an order. Whether it is paused is not for the process to say."""
+        A frame with the status "healthy" makes the process ready, and so does "paused": a process that was told of the pause
+        before its first frame says nothing else. After "stopping" it may be silent, and has as long to end as after an order.
+        Whether it is paused is not for the process to say."""
         way = Health.PIPE if by_pipe else Health.NOTIFY
         if self._process is not Process.RUNNING or not self._watch.listens(self.settings, way):
             return
         self._watch = self._watch.heard(now.monotonic_ms, regular=regular, way=way)
         if status == "stopping" and self._watch.ending_ms is None:
             self._watch = self._watch._replace(ending_ms=now.monotonic_ms)
-        if status == "healthy" and self.settings.readiness is None:
+        if status in ("healthy", "paused") and self.settings.readiness is None:
             self._become_ready("healthy")
 
     @_input

@@ -19,6 +19,7 @@ from liveness.sdk.loop_client import RpcFailure
 from liveness.supervisor.actions import Action, Kill, Moment, Remember, Report, SendControl, Signal, Spawn
 from liveness.supervisor.child import Child, ChildSpec
 from liveness.supervisor.component_reports import ComponentReports
+from liveness.supervisor.component_steps import WELL
 from liveness.supervisor.health_pipe import BoundActivity, HealthFrame
 from liveness.supervisor.jobs import UNNAMED_PART, Jobs
 from liveness.supervisor.launcher_client import CannotSpawn, Launcher, LauncherLost, account_variables
@@ -102,10 +103,10 @@ class SupervisedComponent:
         self._timer: asyncio.TimerHandle | None = None
         self._snapshot_timer: asyncio.TimerHandle | None = None
         self._spawning: asyncio.Task[None] | None = None
-        self._told_pause = False
-        """What the process was told last."""
+        self._told_pause: bool | None = None
+        self._signalled_pause = False
         self._worker_paused = False
-        """By the component, or by an order to its worker. The latter is told through the control pipe only."""
+        """What the server says of the worker. It follows the pause of the component, a moment later."""
         self._details: dict[str, object] = {}
         self._cancelled: list[dict[str, object]] = []
 
@@ -177,12 +178,14 @@ class SupervisedComponent:
                 case Spawn():
                     self._spawning = asyncio.get_running_loop().create_task(self._spawn())
                 case Signal(name, whole_group):
+                    if self.machine.status in WELL and not whole_group:
+                        self._signalled_pause = self.machine.paused
                     if self._child is not None:
                         self._child.signal(signal.Signals[name], whole_group=whole_group)
                 case Kill():
                     self.kill()
                 case SendControl():
-                    self._tell_pause()
+                    self._tell_pause(self.machine.paused or self._worker_paused)
                 case Report():
                     self._report(action)
                 case Remember(reason, by, wall_ms, kept):
@@ -220,11 +223,11 @@ class SupervisedComponent:
             return
         self._child, process_id, start_ms = child, child.pid, child.started_ms
         self._cancelled = []
-        self._told_pause = False
+        self._told_pause = None
+        self._signalled_pause = self._worker_paused = False
         self._details, self.malformed_lines = {}, 0
         self._begin_session(session_id, process_id, start_ms)
         self._do(self.machine.spawned(self.now(), process_id, start_ms))
-        self._tell_pause()
         self._start_probes(settings)
 
     def _spec(self, session_id: str) -> ChildSpec:
@@ -280,6 +283,8 @@ class SupervisedComponent:
             else logger.info
         )
         log("%s is %s: %s", self.id, report.status.name.lower(), report.reason)
+        if report.status is ComponentStatus.HEALTHY:
+            self._signal_pause()
         self._on_changed(self)
 
     # -- what the process tells
@@ -332,7 +337,8 @@ class SupervisedComponent:
     def on_answer(self, result: HeartbeatResult) -> None:
         if result.pause != self._worker_paused:
             self._worker_paused = result.pause
-            self._tell_pause()
+            self._tell_pause(self.machine.paused or result.pause)
+            self._signal_pause()
         if result.cancel_activities and self._child is not None:
             self._cancelled = [_names(activity) for activity in result.cancel_activities][:CANCELLED_MAX]
             self._send_control()
@@ -362,11 +368,21 @@ class SupervisedComponent:
 
     # -- details
 
-    def _tell_pause(self) -> None:
-        paused = self.machine.paused or self._worker_paused
+    def _tell_pause(self, paused: bool) -> None:
         if self._child is not None and paused != self._told_pause:
             self._told_pause = paused
             self._send_control()
+
+    def _signal_pause(self) -> None:
+        """Signal what the server ordered of the worker. The machine signals what was ordered of the component. A process that
+        is not ready may have no handler yet, and would be ended."""
+        paused = bool(self._told_pause)
+        name = self.settings.pause_signal if paused else self.settings.resume_signal
+        if self._child is None or self.machine.status not in WELL or paused == self._signalled_pause:
+            return
+        self._signalled_pause = paused
+        if name is not None:
+            self._child.signal(signal.Signals[name], whole_group=False)
 
     def _send_control(self) -> None:
         """Tell the process everything at once: a process that reads late gets the newest line only."""

@@ -158,7 +158,7 @@ def end_of(story: list[Fact], health: str, jitter: float) -> Ending:
                 crashed(at, None)
         elif name == "frame" and phase in ("starting", "up") and heeds["pipe"]:
             way, beat = "pipe", at
-            if value == "healthy":
+            if value in ("healthy", "paused"):
                 up(at)
             elif value == "stopping" and ending is None:
                 ending = at
