@@ -166,13 +166,15 @@ class _Signals:
         self._supervisor.stop_requested.set()
 
     def _on_reload(self) -> None:
-        if self._options.config is None and self._options.table:
-            logger.info("the terminal is gone")
-            self._supervisor.stop_requested.set()
-        elif self._options.config is None:
-            logger.info("there is no configuration file to read again")
+        config = self._options.config
+        if config is None:
+            if self._options.table:
+                logger.info("the terminal is gone")
+                self._supervisor.stop_requested.set()
+            else:
+                logger.info("there is no configuration file to read again")
             return
-        reload = asyncio.get_running_loop().create_task(self._read_again(self._options.config))
+        reload = asyncio.get_running_loop().create_task(self._read_again(config))
         self._reloads.add(reload)
         reload.add_done_callback(self._reloads.discard)
 

@@ -54,6 +54,7 @@ DESCRIPTORS = 5
 FIRST_FREE_DESCRIPTOR = 10
 """Above those that a child gets, so that none is overwritten before it was copied."""
 REAPS_PER_TURN = 100
+CHASES_MAX = 100
 HISTORY_MAX = 1_000
 FLUSH_S = 1.0
 """How long the last events may wait for a supervisor that does not read."""
@@ -290,8 +291,8 @@ class Program:
                 del self._by_id[leader.id]
                 self._report_end(leader, seen.si_status, seen.si_code == os.CLD_EXITED)
         if reaped:
-            self._send()
             self._sweep(ended)
+            self._send()
             self._history.extend(ended)
         if reaped == REAPS_PER_TURN:
             signal.raise_signal(signal.SIGCHLD)  # there may be more: look again after the other events
@@ -307,12 +308,24 @@ class Program:
             self._report({"event": "exited", "id": leader.id, "code": code, "signal": killer})
 
     def _sweep(self, ended: list[Leader]) -> None:
-        """Kill adopted processes whose leaders have all ended. What they adopted themselves comes here when they are reaped."""
-        for pid in adopted(self._leaders):
-            if pid not in self._owners:
+        """Kill adopted processes whose leaders have all ended. What they adopted themselves comes here when they are reaped.
+
+        A new one is frozen while it is looked at: a chain of processes, each of which starts the next and ends, would run away
+        meanwhile."""
+        for _ in range(CHASES_MAX):
+            orphans = adopted(self._leaders)
+            new = [pid for pid in orphans if pid not in self._owners]
+            for pid in new:
+                kill(pid, signal.SIGSTOP)
+            for pid in new:
                 self._owners[pid] = self._possible_owners(pid, ended)
-            if not self._owners[pid] & self._by_id.keys():
-                kill_group(pid, signal.SIGKILL)
+            for pid in orphans:
+                if not self._owners[pid] & self._by_id.keys():
+                    kill_group(pid, signal.SIGKILL)
+                elif pid in new:
+                    kill(pid, signal.SIGCONT)
+            if not new:
+                return
 
     def _possible_owners(self, pid: int, ended: list[Leader]) -> set[int]:
         session, start_ticks = session_and_start_of(pid)

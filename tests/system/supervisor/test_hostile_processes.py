@@ -57,10 +57,11 @@ def test_nothing_that_a_process_left_survives_it(supervised: Supervised) -> None
     left = descendants(supervised, 6)
     assert set(left) == {"child", "sibling", "session", "daemon", "hidden", "leader"}
     assert all(map(is_running, left.values()))
+    mark = f"LIVENESS_ADDRESS={supervised.address}\0LIVENESS_NAMESPACE={supervised.namespace}\0".encode()
+    assert running_with(mark)
     kill(component)
     assert supervised.when(CRASHED).last_exit.signal == "SIGKILL"
     eventually(lambda: not any(map(is_running, left.values())), lambda: f"some still run: {left}")
-    mark = b"LIVENESS_NAMESPACE=" + supervised.namespace.encode() + b"\0"
     launcher = children_of(supervised.process.pid)[0]
     eventually(lambda: running_with(mark) == [], "the chain still runs")
     assert children_of(launcher) == []
@@ -198,7 +199,7 @@ def test_checks_judge_and_leave_nothing(supervised: Supervised) -> None:
     (supervised.folder / "broken").touch()
     supervised.when(FAILED)
     assert "its check failed: no answer within 0.2 s" in supervised.log
-    mark = b"LIVENESS_NAMESPACE=" + supervised.namespace.encode() + b"\0"
+    mark = f"LIVENESS_ADDRESS={supervised.address}\0LIVENESS_NAMESPACE={supervised.namespace}\0".encode()
     eventually(lambda: running_with(mark) == [], "a check has left a process")
 
 

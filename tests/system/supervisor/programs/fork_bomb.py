@@ -6,10 +6,15 @@
 import os
 import signal
 import sys
+import time
+
+LIFE_S = 60
+"""So that a failed test leaves nothing behind for long."""
 
 
 def stay(name: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.alarm(LIFE_S)
     os.write(1, f"{name} {os.getpid()}\n".encode())  # in one piece
     while True:
         signal.pause()
@@ -27,10 +32,12 @@ def double_fork(name: str) -> None:
 def run_away() -> None:
     """A chain: each link leads a session of its own, starts the next one and ends."""
     if os.fork() == 0:
-        while True:
+        end = time.monotonic() + LIFE_S
+        while time.monotonic() < end:
             os.setsid()
             if os.fork():
                 os._exit(0)
+        os._exit(0)
 
 
 for name in ("child", "sibling"):
@@ -44,6 +51,7 @@ if "hidden" in sys.argv and os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.write(1, f"hidden {os.getpid()}\n".encode())
+        signal.alarm(LIFE_S)
         os.closerange(0, 100)
         os.execve(sys.executable, [sys.executable, "-S", "-c", "import signal; signal.pause()"], {})
     os._exit(0)
