@@ -46,7 +46,7 @@ def _calls(statistics: BridgeStatistics) -> Values:
 
 METRICS: tuple[Metric[BridgeStatistics], ...] = (
     CounterMetric(
-        "liveness_bridge_calls",
+        "liveness_bridge_calls_total",
         "Calls passed on to Temporal, by method and status.",
         ("method", "code"),
         _calls,
@@ -57,37 +57,37 @@ METRICS: tuple[Metric[BridgeStatistics], ...] = (
         lambda statistics: statistics.added_s,
     ),
     CounterMetric(
-        "liveness_bridge_bindings",
+        "liveness_bridge_bindings_total",
         "Hand-outs that were recorded before their answer was released.",
         (),
         single_value(lambda statistics: statistics.bindings),
     ),
     CounterMetric(
-        "liveness_bridge_unrecorded",
+        "liveness_bridge_unrecorded_total",
         "Hand-outs that were released without a record, by reason.",
         ("reason",),
         lambda statistics: _by_reason(statistics.unrecorded),
     ),
     CounterMetric(
-        "liveness_bridge_rescues",
+        "liveness_bridge_rescues_total",
         "Lost attempts that this bridge dealt with, by outcome.",
         ("outcome",),
         lambda statistics: _by_reason(statistics.rescues),
     ),
     CounterMetric(
-        "liveness_bridge_rescues_refused",
+        "liveness_bridge_rescues_refused_total",
         "Refusals of a rescue by Temporal.",
         (),
         single_value(lambda statistics: statistics.rescues_refused),
     ),
     CounterMetric(
-        "liveness_bridge_failed_back",
+        "liveness_bridge_failed_back_total",
         "Answers of polls whose client was gone, given back to Temporal at once.",
         (),
         single_value(lambda statistics: statistics.failed_back),
     ),
     CounterMetric(
-        "liveness_bridge_hints",
+        "liveness_bridge_hints_total",
         "Leases that were shortened, by what made the worker suspect.",
         ("reason",),
         lambda statistics: _by_reason(statistics.hints),
