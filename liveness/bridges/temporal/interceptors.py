@@ -18,7 +18,7 @@ from liveness.bridges.temporal.proxy import Call, Interceptor
 from liveness.bridges.temporal.recorder import Recorder
 from liveness.bridges.temporal.rescue import RescueRefused, TemporalAway, rescue
 from liveness.bridges.temporal.rescuer import Rescuer
-from liveness.bridges.temporal.statistics import BridgeStatistics
+from liveness.bridges.temporal.statistics import EAGER, POLL, BridgeStatistics
 from liveness.bridges.temporal.upstream import Upstream
 from liveness.bridges.temporal.wire import Malformed
 from liveness.bridges.temporal.worker_entry import WorkerEntry
@@ -114,7 +114,7 @@ class Interceptors:
             give_back = _GiveBack(self, caller.namespace, entry, task, caller.task_queue)
             call.context.add_done_callback(give_back.on_done)  # type: ignore[arg-type]  # its type names its parameter
             try:
-                await self._recorder.bind(entry, task, caller.task_queue)
+                await self._recorder.bind(entry, task, caller.task_queue, POLL)
             except asyncio.CancelledError:
                 give_back.start()
                 raise
@@ -166,7 +166,7 @@ class Interceptors:
         give_back = _GiveBack(self, caller.namespace, entry, task, "")
         call.context.add_done_callback(give_back.on_done)  # type: ignore[arg-type]  # its type names its parameter
         try:
-            await self._recorder.bind(entry, task, "")
+            await self._recorder.bind(entry, task, "", EAGER)
         except asyncio.CancelledError:
             give_back.start()
             raise

@@ -144,8 +144,9 @@ class Recorder:
             if since_ms < entry.idle_since_ms:
                 self._unbind(entry, task_token)
 
-    async def bind(self, entry: WorkerEntry, task: HandedOut, task_queue: str) -> bool:
-        """Record that the worker holds the attempt. Returns once that is durable, or cannot be. Returns whether it is."""
+    async def bind(self, entry: WorkerEntry, task: HandedOut, task_queue: str, source: str) -> bool:
+        """Record that the worker holds the attempt. Returns once that is durable, or cannot be. Returns whether it is.
+        `source`: POLL or EAGER."""
         task_queue = task_queue or entry.profile.task_queue
         if task.opted_out or self._settings.is_left_alone(task_queue, task.activity_type):
             self._leave_alone(task.task_token)
@@ -167,7 +168,7 @@ class Recorder:
             return self._count_unrecorded(entry, task, "slow")
         if why := recorded.result():
             return self._count_unrecorded(entry, task, why)
-        self._statistics.bindings += 1
+        self._statistics.bindings[source] += 1
         return True
 
     def _count_unrecorded(self, entry: WorkerEntry, task: HandedOut, reason: str) -> bool:

@@ -14,6 +14,9 @@ from liveness.telemetry.metric_types import (
     single_value,
 )
 
+POLL, EAGER = "poll", "eager"
+"""What handed an attempt out: the answer of a poll, or that of a completed workflow task."""
+
 
 class BridgeStatistics:
     def __init__(self) -> None:
@@ -21,7 +24,8 @@ class BridgeStatistics:
         """By method and status code."""
         self.added_s = Histogram(LATENCY_BUCKETS_S)
         """What the bridge adds to a call beside the time that it waits for Temporal."""
-        self.bindings = 0
+        self.bindings: Counter[str] = Counter()
+        """By POLL and EAGER."""
         self.unrecorded: Counter[str] = Counter()
         """Hand-outs that were released without a record, by reason."""
         self.rescues: Counter[str] = Counter()
@@ -58,9 +62,9 @@ METRICS: tuple[Metric[BridgeStatistics], ...] = (
     ),
     CounterMetric(
         "liveness_bridge_bindings_total",
-        "Hand-outs that were recorded before their answer was released.",
-        (),
-        single_value(lambda statistics: statistics.bindings),
+        "Hand-outs that were recorded before their answer was released, by what handed out: poll or eager.",
+        ("source",),
+        lambda statistics: _by_reason(statistics.bindings),
     ),
     CounterMetric(
         "liveness_bridge_unrecorded_total",

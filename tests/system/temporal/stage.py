@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.request import urlopen
 from uuid import uuid4
 
 import grpc
@@ -30,6 +31,7 @@ from liveness.v1.service_pb2 import DescribeWorkerRequest, ListWorkersRequest, W
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from liveness.v1.worker_pb2 import Worker
 from tests.free_ports import free_port
+from tests.integration.telemetry.exposition import Exposition
 from tests.system.cli.server_processes import environment, liveness_command
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
@@ -295,16 +297,27 @@ class Stage:
         self.folder = folder
         self.temporal = temporal
         self.bridge_flags = bridge_flags
-        self.liveness_port, self.bridge_port = free_port(), free_port()
+        self.liveness_port, self.bridge_port, self._metrics_port = free_port(), free_port(), free_port()
         self.liveness_process = self.start_liveness()
         self.liveness = Liveness(f"127.0.0.1:{self.liveness_port}")
         self.bridge = self.start_bridge()
         self.address = f"127.0.0.1:{self.bridge_port}"
 
     def start_bridge(self) -> Process:
+        flags = ("--metrics", f"127.0.0.1:{self._metrics_port}", *self.bridge_flags)
         return start_bridge(
-            self.folder, self.bridge_port, self.temporal.address, self.liveness.address, *self.bridge_flags
+            self.folder, self.bridge_port, self.temporal.address, self.liveness.address, *flags
         )
+
+    def bindings(self) -> dict[str, float]:
+        """How many hand-outs the bridge has recorded, by what handed out."""
+        with urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=LIMIT_S) as answer:
+            samples = Exposition(answer.read()).samples
+        return {
+            sample.labels["source"]: sample.value
+            for sample in samples
+            if sample.name == "liveness_bridge_bindings_total"
+        }
 
     def start_liveness(self) -> Process:
         return start_liveness(self.folder, self.liveness_port)

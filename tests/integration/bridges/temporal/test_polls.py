@@ -81,7 +81,7 @@ async def test_a_hand_out_is_bound_before_its_answer_is_released(
     assert [
         (ref.workflow_id, ref.run_id, ref.activity_id, ref.attempt) for ref in worker.bound_activities
     ] == [("wf", "run", "7@2", 2)]
-    assert bridge.statistics.bindings == 1
+    assert bridge.statistics.bindings == {"poll": 1}
 
 
 async def test_an_attempt_that_ends_through_another_bridge_is_unbound(
@@ -124,7 +124,7 @@ async def test_activities_that_opt_out_are_not_recorded(
         bridge = await start_bridge(liveness=(liveness.address,), **settings)
         upstream.answers["PollActivityTaskQueue"] = task.SerializeToString()
         assert await poll(bridge) == task.SerializeToString()
-        assert bridge.statistics.bindings == 0
+        assert not bridge.statistics.bindings
         assert not bridge.statistics.unrecorded
 
 
