@@ -55,6 +55,7 @@ class Interceptors:
             "DescribeNamespace": self._describe_namespace,
             "PollWorkflowTaskQueue": self._poll_workflow,
             "RespondWorkflowTaskCompleted": self._complete_workflow_task,
+            "StartActivityExecution": self._start_standalone,
             "RespondActivityTaskCompleted": self._end_attempt,
             "RespondActivityTaskFailed": self._end_attempt,
             "RespondActivityTaskCanceled": self._end_attempt,
@@ -170,6 +171,13 @@ class Interceptors:
         except asyncio.CancelledError:
             give_back.start()
             raise
+
+    async def _start_standalone(self, call: Call) -> bytes:
+        """Its answer may hand the activity out, but does not say to which worker."""
+        answer = await call.pass_on()
+        if _read(messages.has_eager_task, answer):
+            self._statistics.unrecorded["no_worker"] += 1
+        return answer
 
     async def _end_attempt(self, call: Call) -> bytes:
         return await self._end(call, _read(messages.read_completion, call.request))

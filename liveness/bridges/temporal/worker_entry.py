@@ -52,6 +52,8 @@ class WorkerEntry:
     profile: WorkerHeartbeat = field(default_factory=WorkerHeartbeat)
     is_described: bool = False
     """Whether the profile comes from the worker's own heartbeat, which tells more than a poll."""
+    was_heard: bool = False
+    """Whether it has called through this bridge."""
     is_loaded: bool = False
     """Whether this bridge has read what liveness knows about it."""
     interval_ms: int = 0
@@ -87,6 +89,7 @@ class WorkerEntry:
 
     def hear(self, now_ms: int) -> None:
         self.heard_ms = now_ms
+        self.was_heard = True
         if self.suspected:
             self.suspected = ""
             self.suspect_lease_ms = 0
@@ -125,8 +128,8 @@ class WorkerEntry:
         interval = worker.labels.get(INTERVAL_LABEL, "")
         if not self.has_heartbeats and interval.endswith("ms") and interval[:-2].isdigit():
             self.has_heartbeats, self.interval_ms = True, int(interval[:-2])
-        if not self.is_described and worker.sdk_name:
-            self.is_described = True
+        if not self.is_described and (worker.sdk_name or not self.profile.worker_identity):
+            self.is_described = bool(worker.sdk_name)
             for name in (
                 "worker_identity",
                 "task_queue",
@@ -137,12 +140,17 @@ class WorkerEntry:
                 "process_id",
             ):
                 setattr(self.profile, name, getattr(worker, name))
-            self.profile.start_time.CopyFrom(worker.start_time)
+            if worker.HasField("start_time"):
+                self.profile.start_time.CopyFrom(worker.start_time)
+        if not self.was_heard and (why := worker.labels.get(SUSPECTED_LABEL)):
+            # What this bridge has to tell about the worker is no sign of life.
+            self.suspected, self.suspect_lease_ms = why, worker.granted_lease_duration.ToMilliseconds()
         for reference in (*worker.bound_activities, *worker.cancel_activities):
             record = BindingRecord.decode(reference.token)
-            if record is not None and record.task_token not in self.held:
-                self.held[record.task_token] = reference
-                self.held_since_ms[record.task_token] = now_ms
+            if record is None or record.task_token in self.held or record.task_token in self.to_unbind:
+                continue
+            self.held[record.task_token] = reference
+            self.held_since_ms[record.task_token] = now_ms
 
     def lease_ms(self, settings: BridgeSettings) -> int:
         """How long it may be silent while a bridge listens."""

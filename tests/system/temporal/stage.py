@@ -17,7 +17,16 @@ from urllib.request import urlopen
 from uuid import uuid4
 
 import grpc
-from temporalio.api.common.v1 import Payload, Payloads, SearchAttributes, WorkflowExecution, WorkflowType
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.common.v1 import (
+    ActivityType,
+    Payload,
+    Payloads,
+    RetryPolicy,
+    SearchAttributes,
+    WorkflowExecution,
+    WorkflowType,
+)
 from temporalio.api.enums.v1 import HistoryEventFilterType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.taskqueue.v1 import TaskQueue
@@ -163,6 +172,32 @@ class Temporal:
         assert event.HasField("workflow_execution_completed_event_attributes"), event
         completed = event.workflow_execution_completed_event_attributes
         found: list[str] = json.loads(completed.result.payloads[0].data)
+        return found
+
+    def start_standalone(self, task_queue: str, spec: dict[str, Any], maximum_attempts: int) -> str:
+        """Start an activity without a workflow."""
+        activity_id = f"alone-{uuid4().hex[:12]}"
+        payload = Payload(metadata={"encoding": b"json/plain"}, data=json.dumps(spec).encode())
+        self.stub.StartActivityExecution(
+            requests.StartActivityExecutionRequest(
+                namespace=NAMESPACE,
+                activity_id=activity_id,
+                activity_type=ActivityType(name="work"),
+                task_queue=TaskQueue(name=task_queue),
+                input=Payloads(payloads=[payload]),
+                start_to_close_timeout=Duration(seconds=600),
+                retry_policy=RetryPolicy(maximum_attempts=maximum_attempts),
+                identity="tests",
+                request_id=uuid4().hex,
+            ),
+            timeout=LIMIT_S,
+        )
+        return activity_id
+
+    def standalone_result(self, activity_id: str) -> str:
+        request = requests.PollActivityExecutionRequest(namespace=NAMESPACE, activity_id=activity_id)
+        answer = self.stub.PollActivityExecution(request, timeout=LIMIT_S)
+        found: str = json.loads(answer.outcome.result.payloads[0].data)
         return found
 
     def describe(self, workflow_id: str) -> requests.DescribeWorkflowExecutionResponse:

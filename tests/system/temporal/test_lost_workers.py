@@ -24,7 +24,7 @@ def is_retried(stage: Stage, workflow_id: str) -> bool:
 def test_another_worker_gets_what_a_killed_one_held(
     stage: Stage, flows: str, task_queue: str, start_worker: StartWorker, until: Path
 ) -> None:
-    first = start_worker(slots=4)  # no slot is free, so no poll is open
+    first = start_worker(slots=5)  # no slot is free, so no poll is open
     started = {
         maximum: stage.temporal.start(
             plan(task_queue, stuck(f"a{maximum}", until), maximum_attempts=maximum), flows=flows
@@ -32,15 +32,18 @@ def test_another_worker_gets_what_a_killed_one_held(
         for maximum in (0, 1, 3)
     }
     opted_out = stage.temporal.start(plan(task_queue, stuck("off", until)), flows=flows, liveness="off")
-    for _ in range(4):
+    standalone = stage.temporal.start_standalone(task_queue, stuck("alone", until), maximum_attempts=1)
+    for _ in range(5):
         first.wait_event("started", attempt=1)
     stage.known_worker(first, task_queue)
     second = start_worker()
 
     first.kill()
 
-    for _ in range(3):
+    for _ in range(4):
         second.wait_event("started", attempt=2)
+    assert stage.temporal.standalone_result(standalone) == "alone by attempt 2"
+    eventually(partial(is_retried, stage, standalone), "no rescue is shown")
     for maximum, workflow_id in started.items():
         assert stage.temporal.result(workflow_id) == [f"a{maximum} by attempt 2"]
         eventually(partial(is_retried, stage, workflow_id), "no rescue is shown")
