@@ -288,7 +288,7 @@ def temporal_server(folder: Path, port: int | None = None, database: Path | None
 def start_temporal(folder: Path, port: int, database: Path | None = None) -> Process:
     command = [temporal_command(), "server", "start-dev", "--headless", "--ip", "127.0.0.1"]
     command += ["--port", str(port), "--log-level", "error"]
-    command += ["--search-attribute", "liveness=Keyword"]
+    command += ["--search-attribute", "liveness=Keyword", "--search-attribute", "CustomKeywordField=Keyword"]
     command += [] if database is None else ["--db-filename", str(database)]
     process = Process(command, folder)
     address = f"127.0.0.1:{port}"
@@ -328,11 +328,12 @@ def stuck(name: str, until: Path, **options: Any) -> dict[str, Any]:
 class Stage:
     """Temporal, liveness, a bridge, and the processes that a test starts beside them."""
 
-    def __init__(self, folder: Path, temporal: Temporal, *bridge_flags: str) -> None:
+    def __init__(self, folder: Path, temporal: Temporal, *bridge_flags: str, bridge_port: int = 0) -> None:
         self.folder = folder
         self.temporal = temporal
         self.bridge_flags = bridge_flags
-        self.liveness_port, self.bridge_port, self._metrics_port = free_port(), free_port(), free_port()
+        self.liveness_port, self._metrics_port = free_port(), free_port()
+        self.bridge_port = bridge_port or free_port()
         self.liveness_process = self.start_liveness()
         self.liveness = Liveness(f"127.0.0.1:{self.liveness_port}")
         self.bridge = self.start_bridge()

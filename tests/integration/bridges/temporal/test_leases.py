@@ -254,6 +254,12 @@ async def test_a_broken_connection_shortens_a_lease_unless_hints_are_off(
     async with asyncio.timeout(LIMIT_S):
         while in_table(peer) in connected_peers():
             await asyncio.sleep(LOOK_S)
+
+    async def is_noticed() -> bool:
+        return bool(bridge.statistics.hints)
+
+    if hints:
+        await stage.advance_until(is_noticed)
     await stage.advance(1_000)  # four looks at the table of connections
     assert bridge.statistics.hints == hints
     assert ((await stage.worker()).granted_lease_duration != lease) is bool(hints)
