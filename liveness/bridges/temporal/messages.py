@@ -140,6 +140,7 @@ class WorkerBeat(NamedTuple):
     process_id: str
     task_queue: str
     build_id: str
+    deployment: str
     sdk_name: str
     sdk_version: str
     status: int
@@ -158,7 +159,7 @@ def read_worker_beats(request: bytes) -> tuple[str, list[WorkerBeat]]:
 
 def read_worker_beat(beat: bytes) -> WorkerBeat:
     fields = Fields(beat)
-    host = fields.message(3)
+    host, version = fields.message(3), fields.message(5)
     slots = fields.data(13)
     return WorkerBeat(
         worker_key=fields.text(1),
@@ -166,7 +167,8 @@ def read_worker_beat(beat: bytes) -> WorkerBeat:
         host_name=host.text(1),
         process_id=host.text(2),
         task_queue=fields.text(4),
-        build_id=fields.message(5).text(1),
+        build_id=version.text(1),
+        deployment=version.text(2),
         sdk_name=fields.text(6),
         sdk_version=fields.text(7),
         status=fields.number(8),

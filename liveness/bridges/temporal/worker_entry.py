@@ -27,6 +27,7 @@ from liveness.v1.worker_pb2 import (
 
 ENGINE_LABEL = "engine"
 INTERVAL_LABEL = "temporal-heartbeat-interval"
+DEPLOYMENT_LABEL = "temporal-deployment"
 SUSPECTED_LABEL = "temporal-suspected"
 UI_LABEL = "temporal-ui"
 NO_HEARTBEATS = "none"
@@ -56,6 +57,8 @@ class WorkerEntry:
     """Whether it has called through this bridge."""
     is_loaded: bool = False
     """Whether this bridge has read what liveness knows about it."""
+    deployment: str = ""
+    """The name of its worker deployment; its version is the build id."""
     interval_ms: int = 0
     has_heartbeats: bool = False
     is_stopping: bool = False
@@ -114,6 +117,7 @@ class WorkerEntry:
         profile.worker_identity = beat.identity
         profile.task_queue = identifier(beat.task_queue) if beat.task_queue else ""
         profile.build_id = beat.build_id or profile.build_id
+        self.deployment = beat.deployment
         profile.sdk_name = beat.sdk_name
         profile.sdk_version = beat.sdk_version
         profile.host_name = beat.host_name
@@ -140,6 +144,7 @@ class WorkerEntry:
                 "process_id",
             ):
                 setattr(self.profile, name, getattr(worker, name))
+            self.deployment = worker.labels.get(DEPLOYMENT_LABEL, "")
             if worker.HasField("start_time"):
                 self.profile.start_time.CopyFrom(worker.start_time)
         if not self.was_heard and (why := worker.labels.get(SUSPECTED_LABEL)):
@@ -185,6 +190,8 @@ class WorkerEntry:
         if self.has_heartbeats:
             interval = f"{self.interval_ms or DEFAULT_INTERVAL_MS}ms"
         labels = {ENGINE_LABEL: "temporal", INTERVAL_LABEL: interval}
+        if self.deployment:
+            labels[DEPLOYMENT_LABEL] = identifier(self.deployment)
         if self.suspected:
             labels[SUSPECTED_LABEL] = self.suspected
         if settings.temporal_ui:

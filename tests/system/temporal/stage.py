@@ -315,6 +315,14 @@ def start_bridge(folder: Path, port: int, upstream: str, liveness: str, *flags: 
     return process
 
 
+def _free_ports(count: int) -> list[int]:
+    """Different ones: none is taken before all are chosen."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
+
+
 def plan(task_queue: str, *activities: dict[str, Any], **options: Any) -> dict[str, Any]:
     """The input of the workflow `Run`."""
     return {"task_queue": task_queue, "activities": activities, **options}
@@ -332,8 +340,8 @@ class Stage:
         self.folder = folder
         self.temporal = temporal
         self.bridge_flags = bridge_flags
-        self.liveness_port, self._metrics_port = free_port(), free_port()
-        self.bridge_port = bridge_port or free_port()
+        self.liveness_port, self._metrics_port, any_port = _free_ports(3)
+        self.bridge_port = bridge_port or any_port
         self.liveness_process = self.start_liveness()
         self.liveness = Liveness(f"127.0.0.1:{self.liveness_port}")
         self.bridge = self.start_bridge()

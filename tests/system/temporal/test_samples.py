@@ -80,10 +80,6 @@ PAIRS = {
     "message_passing/waiting_for_handlers_and_compensation/worker.py": {
         "message_passing/waiting_for_handlers_and_compensation/starter.py": "CANCELLATION"
     },
-    "patching/worker.py --workflow initial": {
-        "patching/starter.py --start-workflow initial-workflow-id": "Started workflow",
-        "patching/starter.py --query-workflow initial-workflow-id": "pre-patch",
-    },
     "polling/frequent/run_worker.py": {"polling/frequent/run_frequent.py": "Result: Hello, World!"},
     "replay/worker.py": {
         "replay/starter.py": "TimerThenActivity Workflow result: Hello, replayer!",

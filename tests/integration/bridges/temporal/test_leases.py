@@ -314,6 +314,15 @@ async def test_activities_that_are_completed_from_elsewhere_are_unbound_once_the
     await worker.close()
 
 
+async def test_a_worker_has_the_version_of_its_deployment(stage: DrivenStage) -> None:
+    bridge = await stage.start_bridge()
+    worker = TemporalWorker(stage, bridge.address)
+    await worker.live(1_000)
+    found = await stage.worker()
+    assert (found.labels["temporal-deployment"], found.build_id) == ("shop", "v1")
+    await worker.close()
+
+
 async def test_the_renewals_of_many_workers_travel_together(stage: DrivenStage) -> None:
     bridge = await stage.start_bridge()
     workers = [TemporalWorker(stage, bridge.address, f"w{number}") for number in range(10)]

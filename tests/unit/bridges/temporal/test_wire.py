@@ -146,6 +146,7 @@ def test_worker_heartbeats_and_shutdowns() -> None:
         process_id="17",
         task_queue="q",
         build_id="b",
+        deployment="d",
         sdk_name="s",
         sdk_version="v",
         status=messages.STATUS_SHUTTING_DOWN,
