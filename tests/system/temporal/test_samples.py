@@ -25,7 +25,7 @@ from tests.system.temporal.stage import LIMIT_S, Stage, Temporal, temporal_serve
 
 CHECKOUT = os.environ.get("LIVENESS_TEMPORAL_SAMPLES", "")
 PORT = 7233
-SUITE_LIMIT_S = 300
+SUITE_LIMIT_S = 100
 
 pytestmark = pytest.mark.skipif(
     not CHECKOUT, reason="LIVENESS_TEMPORAL_SAMPLES names no checkout of temporalio/samples-python"
