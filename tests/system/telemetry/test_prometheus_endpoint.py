@@ -72,8 +72,9 @@ def test_a_server_publishes_the_metrics_of_its_own_bridge(tmp_path: Path) -> Non
     command += ["--bridge-temporal", nobody, "--bridge-listen", listen]
     with child_process(command, tmp_path) as process, grpc.insecure_channel(listen) as channel:
         running = _ready(process)
+        call: Any = channel.unary_unary(GET_SYSTEM_INFO)
         with pytest.raises(grpc.RpcError):
-            channel.unary_unary(GET_SYSTEM_INFO)(b"", timeout=SECONDS_MAX)
+            call(b"", timeout=SECONDS_MAX)
         now = running.metrics()
         assert now.value("liveness_bridge_calls_total", method="GetSystemInfo", code="UNAVAILABLE") == 1
         assert now.value("liveness_bridge_added_seconds_count") == 1

@@ -110,6 +110,21 @@ async def test_hand_outs_pass_unrecorded_while_liveness_is_away(
     assert b'liveness_bridge_unrecorded_total{reason="away"}' in bridge.metrics()[0]
 
 
+async def test_a_standalone_activity_that_is_handed_to_who_started_it_is_counted_as_unrecorded(
+    bridge: TemporalBridge, upstream: UpstreamServer
+) -> None:
+    answers = (
+        pb.StartActivityExecutionResponse(),
+        pb.StartActivityExecutionResponse(eager_activity_task=TASK),
+    )
+    async with grpc.aio.insecure_channel(bridge.address) as channel:
+        call: Any = channel.unary_unary(SERVICE + "StartActivityExecution")
+        for answer in answers:
+            upstream.answers["StartActivityExecution"] = answer.SerializeToString()
+            assert await call(b"", timeout=LIMIT_S) == answer.SerializeToString()
+    assert bridge.statistics.unrecorded == {"no_worker": 1}
+
+
 async def test_activities_that_opt_out_are_not_recorded(
     liveness: Server, start_bridge: StartBridge, upstream: UpstreamServer
 ) -> None:
