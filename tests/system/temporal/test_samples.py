@@ -25,7 +25,7 @@ from tests.system.temporal.stage import LIMIT_S, Stage, Temporal, temporal_serve
 
 CHECKOUT = os.environ.get("LIVENESS_TEMPORAL_SAMPLES", "")
 PORT = 7233
-SUITE_LIMIT_S = 100
+SUITE_LIMIT_S = 300
 
 pytestmark = pytest.mark.skipif(
     not CHECKOUT, reason="LIVENESS_TEMPORAL_SAMPLES names no checkout of temporalio/samples-python"
@@ -136,6 +136,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         stage.stop()
 
 
+@pytest.mark.timeout(2 * SUITE_LIMIT_S)
 def test_the_samples_own_tests_pass(stage: Stage, samples: Path) -> None:
     """Before the programs run: one of the tests reads the histories of all workflows that the server has."""
     before = sum(stage.bindings().values())
