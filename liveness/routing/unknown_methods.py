@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from liveness.domain.errors import LivenessError, Unauthenticated
+from liveness.domain.errors import LivenessError, NodeLost, Unauthenticated
 from liveness.routing import rpc_failures
 from liveness.routing.channels import ChannelPool
 from liveness.routing.forwarding import TARGET_NODE_HEADER, Forwarder, caller_metadata, metadata_for_caller
@@ -18,6 +18,8 @@ from liveness.security.revocation import until_revoked
 
 PACKAGE = "/liveness.v1."
 INTERNAL_SERVICE = "/liveness.v1.ClusterService/"
+WRITE_FAILED = "Internal error from Core"
+"""What gRPC says if a message could not be written."""
 
 
 class UnknownMethodHandler(grpc.GenericRpcHandler):
@@ -79,6 +81,9 @@ class UnknownMethodHandler(grpc.GenericRpcHandler):
                 yield message
             context.set_trailing_metadata(metadata_for_caller(tuple(await call.trailing_metadata())))
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INTERNAL and error.details() == WRITE_FAILED:
+                # The node ended the call while its messages were written; how it ended did not get through.
+                await _abort(context, NodeLost(node_id=owner.node_id, address=owner.address))
             trailing_metadata = metadata_for_caller(tuple(error.trailing_metadata() or ()))
             await context.abort(error.code(), error.details() or "", trailing_metadata=trailing_metadata)
         except Unauthenticated as error:
