@@ -56,6 +56,7 @@ from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
 from liveness.server.attach_streams import AttachStreams
 from liveness.server.cluster_service import ClusterService
+from liveness.server.component_metrics_service import ComponentMetricsService
 from liveness.server.component_orders import SupervisorMail
 from liveness.server.component_service import ComponentService
 from liveness.server.event_feed import EventFeed
@@ -64,6 +65,7 @@ from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.listener_options import peer_options, server_options
 from liveness.server.liveness_service import LivenessService
+from liveness.server.metrics_writer import TRANSACTION_INTERVAL_MS, MetricsWriter
 from liveness.server.oversight import Oversight
 from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
@@ -94,7 +96,14 @@ from liveness.telemetry.logs import TransitionLog
 from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.prometheus import PrometheusExporter
 from liveness.telemetry.telemetry import ClusterStatus, Telemetry
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, component_service_pb2, service_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    cluster_pb2,
+    component_metrics_service_pb2,
+    component_service_pb2,
+    service_pb2,
+)
 from liveness.version import VERSION
 
 logger = structlog.get_logger("liveness.app")
@@ -105,6 +114,7 @@ SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
+    component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
@@ -274,6 +284,7 @@ class Server:
             self.maintenance.stop,
             self._tasks.close,
             self.audit.close,
+            self.metrics_writer.close,
             # Background work that decides or asks other nodes ends before the node's last commit.
             self.membership.close,
             *([self.cluster_service.close] if self.cluster_address else []),
@@ -392,6 +403,9 @@ class Server:
         self._suspicion = SuspicionCounters(self._clock)
         self._limits = principal_limits(settings, self._clock)
         self.audit = AuditLog(self.store, self._clock)
+        self.metrics_writer = MetricsWriter(
+            self.store, self._clock, interval_ms=TRANSACTION_INTERVAL_MS if self._self_driven else 0
+        )
         self._oversight = Oversight(
             self._suspicion,
             self._limits,
@@ -458,6 +472,7 @@ class Server:
             relay_name=self._relay.relay_name if self._relay is not None else None,
             database_bytes_max=settings.database_bytes_max,
             audit_retention_ms=int(settings.audit_retention_s * 1_000),
+            component_metrics_retention_ms=int(settings.component_metrics_retention_s * 1_000),
         )
         self._health = Health(
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: self.membership.is_ready}
@@ -521,6 +536,7 @@ class Server:
             workers,
             ActivityService(node, self.ownership, self.matching, self.telemetry),
             ComponentService(node, workers, self.supervisor_mail),
+            ComponentMetricsService(node, self.store, self.metrics_writer),
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens,

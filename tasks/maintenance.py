@@ -33,12 +33,14 @@ class Maintenance:
         relay_name: str | None = None,
         database_bytes_max: int = 0,
         audit_retention_ms: int = 0,
+        component_metrics_retention_ms: int = 0,
     ) -> None:
         """`relay_name`: the relay that must have published an event before the event is deleted. `database_bytes_max`: if
         the database holds more, the oldest events are deleted before their time; 0 for no limit. `audit_retention_ms`: 0 to
-        keep the audit for ever."""
+        keep the audit for ever. `component_metrics_retention_ms`: the same for metrics of components."""
         self._node = node
         self._audit_retention_ms = audit_retention_ms
+        self._component_metrics_retention_ms = component_metrics_retention_ms
         self._database_bytes_max = database_bytes_max
         self._relay_name = relay_name
         self._task_retention_ms = task_retention_ms
@@ -89,9 +91,8 @@ class Maintenance:
             self._owned_epochs(), *cutoffs("activity_retention_ms")
         )
         tasks = await node.store.prune_tasks(self._owned_epochs(), wall_ms - self._task_retention_ms)
-        if self._audit_retention_ms and node.serves(0):  # its owner does that for all nodes
-            owned = {0: node.shard_by_id(0).epoch}
-            await node.store.prune_audit(owned, wall_ms - self._audit_retention_ms)
+        if node.serves(0):
+            await self._prune_for_all_nodes({0: node.shard_by_id(0).epoch}, wall_ms)
         logger.debug(
             "retention applied",
             tombstones=forgotten_count,
@@ -99,6 +100,14 @@ class Maintenance:
             activities=activities,
             tasks=tasks,
         )
+
+    async def _prune_for_all_nodes(self, owned: dict[int, int], wall_ms: int) -> None:
+        """Delete what belongs to no shard. The owner of the first shard does that."""
+        store = self._node.store
+        if self._audit_retention_ms:
+            await store.prune_audit(owned, wall_ms - self._audit_retention_ms)
+        if self._component_metrics_retention_ms:
+            await store.prune_samples(owned, wall_ms - self._component_metrics_retention_ms)
 
     async def _prune_deaths(
         self, cutoffs: dict[str, int], default_cutoff: int, unpublished: UnpublishedRetention | None

@@ -140,6 +140,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Rules that map claims of a JWT, or the name in a client certificate, to grants: CLAIM=PATTERN=>GRANT each."""
     audit_retention_s: float = 365.0 * DAY_S
     """How long changes by operators and denied access are kept in the audit; 0: for ever."""
+    component_metrics_retention_s: float = 7.0 * DAY_S
+    """How long samples of metrics are kept that components report; 0: for ever."""
+    component_metrics_otlp: str = ""
+    """The OTLP collector to which these samples are forwarded as metrics; empty: none."""
     principal_calls_per_s: float = 5_000.0
     """Calls per second of one principal at this server; a batch of heartbeats is one. 0: no limit."""
     principal_calls_burst: int = 10_000
@@ -330,6 +334,7 @@ def check_tls_settings(settings: TlsSettings) -> None:
 
 _QUEUE_PATTERNS = "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any task queue"
 _HOST_PORT = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400"
+COLLECTOR = "http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC"
 _FILE_NAME = string_setting(lambda text: "\0" not in text, "the name of a file")
 
 SETTING_TYPES: Mapping[str, SettingType] = {
@@ -377,9 +382,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "task_retention_s": float_setting(0, 3_650 * DAY_S),
     "task_attempts_max": int_setting(1, 1_000),
     "shutdown_timeout_s": float_setting(0, 3_600),
-    "traces": string_setting(
-        is_collector_url, "http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC"
-    ),
+    "traces": string_setting(is_collector_url, COLLECTOR),
     "auth": choice_setting("on", "off"),
     "auth_jwt_issuer": string_setting(lambda text: text.isprintable(), "the iss claim of JWTs"),
     "auth_jwt_audience": string_setting(lambda text: text.isprintable(), "the aud claim of JWTs"),
@@ -393,6 +396,8 @@ SETTING_TYPES: Mapping[str, SettingType] = {
         may_be_empty=True,
     ),
     "audit_retention_s": float_setting(0, 36_500 * DAY_S),
+    "component_metrics_retention_s": float_setting(0, 3_650 * DAY_S),
+    "component_metrics_otlp": string_setting(is_collector_url, COLLECTOR),
     "principal_calls_per_s": float_setting(0, 1e9),
     "principal_calls_burst": int_setting(1, 10**9),
     "principal_bytes_per_s": float_setting(0, 1e15),

@@ -37,6 +37,8 @@ LivenessError
 │   ├── BindingQuotaExceeded
 │   ├── OrderQuotaExceeded
 │   ├── TooManyLogRequests
+│   ├── SeriesQuotaExceeded
+│   ├── TooManySamplesWaiting
 │   ├── ActivityQuotaExceeded
 │   ├── ActivityBytesExceeded
 │   ├── TooManyPolls
@@ -393,6 +395,24 @@ class TooManyLogRequests(Exhausted):
     template = "Too many requests for output of group {group} wait for its supervisor; try again later."
 
     group: str
+
+
+class SeriesQuotaExceeded(Exhausted):
+    reason = "SERIES_QUOTA_EXCEEDED"
+    template = (
+        "{whose} has its {limit} series of metrics, and this report brings {added} new ones; use fewer values of labels, or "
+        "raise {setting}."
+    )
+
+    whose: str
+    limit: int
+    added: int
+    setting: str
+
+
+class TooManySamplesWaiting(Exhausted):
+    reason = "TOO_MANY_SAMPLES_WAITING"
+    template = "Too many samples of metrics wait to be stored; report again later, and less often."
 
 
 class ActivityQuotaExceeded(Exhausted):

@@ -66,6 +66,9 @@ class Policy:
     """An alert is raised for activities that have waited this long in a task queue that no worker polls; 0 for never."""
     waiting_alert_ms: int = 10 * MINUTE_MS
     """The same for task queues that workers poll."""
+    max_metric_series: int = 10_000
+    """Limit on series of metrics that components of the namespace report."""
+    max_metric_series_per_worker: int = 200
     token_floor: int = 1
     """The lowest lease epoch and attempt that may be given out. Not a setting: a restored database carries it."""
 

@@ -10,12 +10,14 @@ from typing import NamedTuple, Protocol
 
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.death_certificate import Death
+from liveness.domain.errors import SeriesQuotaExceeded
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
 from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import BoundActivity, Worker, WorkerState
 from liveness.store.audit import AuditFilter, AuditRow
 from liveness.store.codec import LogEntry, RenewalState
+from liveness.store.component_metrics import Point, SampleReport, Series, SeriesFilter, Steps
 from liveness.store.database import ConnectionCounts
 from liveness.store.deletions import DeletedEvents
 from liveness.store.node_registry import ClusterView, NodeRow
@@ -273,6 +275,18 @@ class Store(Protocol):
 
     async def prune_audit(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
         """`owned`: shard → epoch, of a shard whose owner does this for all nodes."""
+
+    async def insert_samples(self, reports: Sequence[SampleReport]) -> list[SeriesQuotaExceeded | None]:
+        """Store each report as a whole, or refuse it, all in one transaction."""
+
+    async def find_series(
+        self, where: SeriesFilter, steps: Steps, after: tuple[str, str, int] | None, limit: int
+    ) -> list[Series]: ...
+
+    async def read_points(self, series_ids: Collection[int], steps: Steps) -> dict[int, list[Point]]: ...
+
+    async def prune_samples(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
+        """Delete older samples, and then series without samples. `owned`: as in `prune_audit`."""
 
     async def read_cluster(self) -> ClusterView: ...
 

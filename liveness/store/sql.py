@@ -24,10 +24,11 @@ from sqlalchemy import (
 
 from liveness.domain.activity import Activity
 from liveness.domain.death_certificate import Death
+from liveness.domain.errors import SeriesQuotaExceeded
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
-from liveness.store import codec, relay_progress, retention, task_counts
+from liveness.store import codec, component_metrics, relay_progress, retention, task_counts
 from liveness.store.api import (
     OPEN_TASK_STATES,
     PARKED_MS,
@@ -48,6 +49,7 @@ from liveness.store.audit import AuditFilter, AuditRow, insert_audit, prune_audi
 from liveness.store.bulk import insert_rows
 from liveness.store.codec import LogEntry, LogRow
 from liveness.store.commit import apply_commits, check_epochs
+from liveness.store.component_metrics import Point, SampleReport, Series, SeriesFilter, Steps
 from liveness.store.database import ConnectionCounts, Database
 from liveness.store.database_identity import check_identity, write_identity
 from liveness.store.deaths import read_deaths
@@ -247,6 +249,37 @@ class SqlStore:
             return prune_audit(connection, cutoff_wall_ms)
 
         return await self._delete_in_batches(prune)
+
+    async def insert_samples(self, reports: Sequence[SampleReport]) -> list[SeriesQuotaExceeded | None]:
+        return await self._database.write(
+            lambda connection: component_metrics.insert_samples(connection, reports)
+        )
+
+    async def find_series(
+        self, where: SeriesFilter, steps: Steps, after: tuple[str, str, int] | None, limit: int
+    ) -> list[Series]:
+        return await self._database.read(
+            lambda connection: component_metrics.find_series(connection, where, steps, after, limit)
+        )
+
+    async def read_points(self, series_ids: Collection[int], steps: Steps) -> dict[int, list[Point]]:
+        return await self._database.read(
+            lambda connection: component_metrics.read_points(connection, series_ids, steps)
+        )
+
+    async def prune_samples(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
+        def prune(connection: Connection) -> int:
+            check_epochs(connection, owned)
+            return component_metrics.prune_samples(connection, cutoff_wall_ms)
+
+        total = await self._delete_in_batches(prune, component_metrics.DELETE_BATCH)
+        after_id = 0
+        while empty := await self._database.read(
+            partial(component_metrics.find_empty_series, after_id=after_id)
+        ):
+            await self._database.write(partial(component_metrics.delete_empty_series, series_ids=empty))
+            after_id = empty[-1]
+        return total
 
     def _check_usable(self, connection: Connection) -> None:
         """Refuse a database that was migrated by a version that excludes this one, or restored, since it was opened."""
@@ -646,12 +679,14 @@ class SqlStore:
         [(seq,)] = await self._fetch_all(query)
         return seq  # type: ignore[no-any-return]
 
-    async def _delete_in_batches(self, delete_batch: Callable[[Connection], int]) -> int:
+    async def _delete_in_batches(
+        self, delete_batch: Callable[[Connection], int], batch: int = retention.DELETE_BATCH
+    ) -> int:
         """Delete in short transactions, so that heartbeats can commit in between."""
         total = 0
         while deleted := await self._database.write(delete_batch):
             total += deleted
-            if deleted < retention.DELETE_BATCH:
+            if deleted < batch:
                 break
         return total
 

@@ -74,15 +74,24 @@ class MetricSample(_message.Message):
     UNIT_FIELD_NUMBER: _builtins.int
     HELP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """A letter or _, then letters, digits and _ . : / -, at most 200 of them."""
     value: _builtins.float
+    """Between -1e200 and 1e200."""
     type: Global___MetricType.ValueType
+    """A series has the type of its newest report, and the newest unit and help that were not empty."""
     unit: _builtins.str
+    """At most 63 bytes."""
     help: _builtins.str
+    """At most 1,024 bytes."""
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """At most 16. Names like those of metrics, at most 100 characters. Values: at most 255 bytes."""
+
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """Unset: now. At most an hour old, and at most a minute ahead."""
+        """Unset: now. At most an hour old, and at most a minute ahead. Kept to the millisecond; of two samples of a series in the same
+        millisecond, the later one counts.
+        """
 
     def __init__(
         self,
@@ -114,7 +123,7 @@ class ReportMetricsRequest(_message.Message):
     worker_instance_key: _builtins.str
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSample]:
-        """At most 1,000."""
+        """At least one, at most 1,000."""
 
     def __init__(
         self,
@@ -188,7 +197,7 @@ class QueryMetricsRequest(_message.Message):
     """Empty: any."""
     name: _builtins.str
     page_size: _builtins.int
-    """Default 100, at most 1,000 series."""
+    """Default 100, at most 1,000 series. A page may have fewer, if they have very many samples."""
     page_token: _builtins.str
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -200,11 +209,13 @@ class QueryMetricsRequest(_message.Message):
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """Default: now."""
+        """Samples before this time. Default: now."""
 
     @_builtins.property
     def step(self) -> _duration_pb2.Duration:
-        """Samples are averaged (counters: the last one) over steps of this length. Default: so that a series has at most 300 points."""
+        """Samples are averaged (counters: the last one) over steps of this length, of which the first begins at start_time. A series
+        has at most 1,000 points. Default: so that it has at most 300.
+        """
 
     def __init__(
         self,
@@ -260,10 +271,13 @@ class MetricSeries(_message.Message):
         MIN_FIELD_NUMBER: _builtins.int
         MAX_FIELD_NUMBER: _builtins.int
         value: _builtins.float
+        """The average of the step's samples; of a counter, the last one."""
         min: _builtins.float
         max: _builtins.float
         @_builtins.property
-        def time(self) -> _timestamp_pb2.Timestamp: ...
+        def time(self) -> _timestamp_pb2.Timestamp:
+            """The beginning of the step."""
+
         def __init__(
             self,
             *,
@@ -294,7 +308,7 @@ class MetricSeries(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSeries.Point]:
-        """Oldest first."""
+        """Oldest first. Steps without samples have no point."""
 
     def __init__(
         self,
@@ -323,7 +337,9 @@ class QueryMetricsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     @_builtins.property
-    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSeries]: ...
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSeries]:
+        """Ordered by component and name. Series without samples in the time asked for are left out."""
+
     def __init__(
         self,
         *,

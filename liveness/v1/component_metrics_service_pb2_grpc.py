@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class ComponentMetricsServiceStub(object):
-    """Numbers that components report about themselves, kept for some days.
+    """Numbers that components report about themselves, kept for some days. A component is named by its worker key; whoever may
+    act as that worker may report, whether or not it is registered.
+
+    A series is the samples of one component with the same name and labels.
 
     Errors, beside those of LivenessService:
     RESOURCE_EXHAUSTED   SERIES_QUOTA_EXCEEDED
@@ -51,7 +54,10 @@ class ComponentMetricsServiceStub(object):
 
 
 class ComponentMetricsServiceServicer(object):
-    """Numbers that components report about themselves, kept for some days.
+    """Numbers that components report about themselves, kept for some days. A component is named by its worker key; whoever may
+    act as that worker may report, whether or not it is registered.
+
+    A series is the samples of one component with the same name and labels.
 
     Errors, beside those of LivenessService:
     RESOURCE_EXHAUSTED   SERIES_QUOTA_EXCEEDED
@@ -92,7 +98,10 @@ def add_ComponentMetricsServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ComponentMetricsService(object):
-    """Numbers that components report about themselves, kept for some days.
+    """Numbers that components report about themselves, kept for some days. A component is named by its worker key; whoever may
+    act as that worker may report, whether or not it is registered.
+
+    A series is the samples of one component with the same name and labels.
 
     Errors, beside those of LivenessService:
     RESOURCE_EXHAUSTED   SERIES_QUOTA_EXCEEDED

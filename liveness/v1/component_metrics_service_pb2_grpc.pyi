@@ -27,7 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ComponentMetricsServiceStub:
-    """Numbers that components report about themselves, kept for some days.
+    """Numbers that components report about themselves, kept for some days. A component is named by its worker key; whoever may
+    act as that worker may report, whether or not it is registered.
+
+    A series is the samples of one component with the same name and labels.
 
     Errors, beside those of LivenessService:
       RESOURCE_EXHAUSTED   SERIES_QUOTA_EXCEEDED
@@ -43,7 +46,10 @@ class ComponentMetricsServiceStub:
 
 @_typing.type_check_only
 class ComponentMetricsServiceAsyncStub(ComponentMetricsServiceStub):
-    """Numbers that components report about themselves, kept for some days.
+    """Numbers that components report about themselves, kept for some days. A component is named by its worker key; whoever may
+    act as that worker may report, whether or not it is registered.
+
+    A series is the samples of one component with the same name and labels.
 
     Errors, beside those of LivenessService:
       RESOURCE_EXHAUSTED   SERIES_QUOTA_EXCEEDED
@@ -55,7 +61,10 @@ class ComponentMetricsServiceAsyncStub(ComponentMetricsServiceStub):
     QueryMetrics: _aio.UnaryUnaryMultiCallable[_component_metrics_service_pb2.QueryMetricsRequest, _component_metrics_service_pb2.QueryMetricsResponse]  # type: ignore[assignment]
 
 class ComponentMetricsServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Numbers that components report about themselves, kept for some days.
+    """Numbers that components report about themselves, kept for some days. A component is named by its worker key; whoever may
+    act as that worker may report, whether or not it is registered.
+
+    A series is the samples of one component with the same name and labels.
 
     Errors, beside those of LivenessService:
       RESOURCE_EXHAUSTED   SERIES_QUOTA_EXCEEDED

@@ -26,6 +26,7 @@ from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.routing_table import Owner as Route
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
+from liveness.server.component_metrics_service import ComponentMetricsService
 from liveness.server.component_service import ComponentService
 from liveness.server.grpc_registration import register_service
 from liveness.server.liveness_service import LivenessService
@@ -145,6 +146,7 @@ class Owner:
             workers,
             ActivityService(server.node, server.ownership, server.matching),
             ComponentService(server.node, workers, server.supervisor_mail),
+            ComponentMetricsService(server.node, server.store, server.metrics_writer),
             AdminService(server.node, server.fleet, None, server.membership, server.peers),
         )
         wait = server.node.wait_all_durable

@@ -54,6 +54,8 @@ REASONS = {
     "BindingQuotaExceeded": "BINDING_QUOTA_EXCEEDED",
     "OrderQuotaExceeded": "ORDER_QUOTA_EXCEEDED",
     "TooManyLogRequests": "TOO_MANY_LOG_REQUESTS",
+    "SeriesQuotaExceeded": "SERIES_QUOTA_EXCEEDED",
+    "TooManySamplesWaiting": "TOO_MANY_SAMPLES_WAITING",
     "ActivityQuotaExceeded": "ACTIVITY_QUOTA_EXCEEDED",
     "ActivityBytesExceeded": "ACTIVITY_BYTES_EXCEEDED",
     "TooManyPolls": "TOO_MANY_POLLS",
