@@ -32,6 +32,7 @@ from liveness.dispatch.reconciler import BindingReconciler
 from liveness.dispatch.remote import RemoteOwnershipResponder
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
+from liveness.integrations.otlp_metrics import OtlpMetricsForwarder, OtlpNotInstalled
 from liveness.integrations.relay.broker import Broker, BrokerConfig, NatsClientMissing, no_publishes
 from liveness.integrations.relay.relay import Relay
 from liveness.integrations.webhook.sink import sink_selector as webhook_sink_selector
@@ -133,6 +134,12 @@ class RelayUnusable(StoreUnusable):
     detail: str
 
 
+class ForwardingUnusable(StoreUnusable):
+    template = "The server cannot forward metrics of components: {detail}."
+
+    detail: str
+
+
 class Server:
     """A complete liveness server in this process. Tests drive it with a clock of their own."""
 
@@ -159,6 +166,7 @@ class Server:
         self._node_id = f"{platform.host}:{platform.process_id}:{self._random.randbytes(4).hex()}"
         self._tracer = create_tracer(settings.traces, service="liveness-server", instance=self._node_id)
         self._broker = make_broker(settings, self._clock, self._random)
+        self._metrics_forwarder = make_metrics_forwarder(settings, self._clock)
         self._given_sink_selector = select_sink
         self.tls = make_listener_tls(settings, self._clock)
         """None if the listeners use plain text."""
@@ -205,6 +213,8 @@ class Server:
         settings = self._settings
         if self._tracer is not None:
             stack.push_async_callback(self._tracer.close)
+        if self._metrics_forwarder is not None:
+            stack.push_async_callback(self._metrics_forwarder.close)
         self.store = await open_store(settings, self._node_id, self._platform)
         stack.push_async_callback(self.store.close)
         stack.push_async_callback(self._unbind)
@@ -403,8 +413,12 @@ class Server:
         self._suspicion = SuspicionCounters(self._clock)
         self._limits = principal_limits(settings, self._clock)
         self.audit = AuditLog(self.store, self._clock)
+        forwarder = self._metrics_forwarder
         self.metrics_writer = MetricsWriter(
-            self.store, self._clock, interval_ms=TRANSACTION_INTERVAL_MS if self._self_driven else 0
+            self.store,
+            self._clock,
+            interval_ms=TRANSACTION_INTERVAL_MS if self._self_driven else 0,
+            on_stored=(lambda reports: None) if forwarder is None else forwarder.forward,
         )
         self._oversight = Oversight(
             self._suspicion,
@@ -445,6 +459,10 @@ class Server:
             relay_missed=lambda: (
                 relay.events.deleted_unpublished if relay is not None and relay.events is not None else 0
             ),
+            component_samples=lambda: {
+                **self.metrics_writer.outcomes,
+                **({} if forwarder is None else forwarder.outcomes()),
+            },
             relay_publishes=no_publishes if broker is None else lambda: broker.publishes,
             cluster=self._cluster_status,
             suspicion=self._suspicion,
@@ -755,6 +773,15 @@ def make_broker(settings: Settings, clock: Clock, random: Random) -> Broker | No
         return Broker(config, clock, random)
     except NatsClientMissing as error:
         raise RelayUnusable(detail=str(error)) from error
+
+
+def make_metrics_forwarder(settings: Settings, clock: Clock) -> OtlpMetricsForwarder | None:
+    if not settings.component_metrics_otlp:
+        return None
+    try:
+        return OtlpMetricsForwarder(settings.component_metrics_otlp, clock)
+    except OtlpNotInstalled as error:
+        raise ForwardingUnusable(detail=str(error)) from error
 
 
 def make_store(settings: Settings, owner: str = "", platform: Platform = THIS_PLATFORM) -> SqlStore:

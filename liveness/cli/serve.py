@@ -106,6 +106,11 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 )
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
+@click.option(
+    "--component-metrics-otlp",
+    metavar="URL",
+    help="Forward metrics that components report to an OTLP collector.  [default: off]",
+)
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
 @needs_server_parts

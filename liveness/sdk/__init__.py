@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         WorkerStopped,
     )
     from liveness.sdk.held_attempt import LostSignal
+    from liveness.sdk.metrics import MetricPoint, MetricSeries
     from liveness.sdk.task import Stats, Task
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
     from liveness.sdk.worker import Worker
@@ -80,6 +81,8 @@ __all__ = [
     "LeaseLost",
     "LivenessSdkError",
     "LostSignal",
+    "MetricPoint",
+    "MetricSeries",
     "NamespaceUnknown",
     "NoNewWork",
     "NotAuthenticated",
@@ -109,6 +112,7 @@ _MODULES = (
     "liveness.sdk.converter",
     "liveness.sdk.errors",
     "liveness.sdk.held_attempt",
+    "liveness.sdk.metrics",
     "liveness.sdk.task",
     "liveness.sdk.values",
     "liveness.sdk.worker",

@@ -31,6 +31,7 @@ from liveness.sdk.errors import InvalidArgument, ServerAway, VersionMismatch, Wo
 from liveness.sdk.handlers import HANDLERS_MAX, Handler, RegisteredHandler, inspect_handler
 from liveness.sdk.held_attempt import call_on_loop
 from liveness.sdk.loop_lag import LoopLagProbe
+from liveness.sdk.metrics import report_metrics, report_request
 from liveness.sdk.rpc_failures import API_LEVEL, RpcFailed, RpcFailure, worker_error
 from liveness.sdk.runner import Runner
 from liveness.sdk.session import WorkerSession
@@ -236,6 +237,37 @@ class Worker:
             content=input,
             retry=retry,
             converter=self._converter,
+        )
+
+    async def metrics(
+        self,
+        gauges: Mapping[str, float] | None = None,
+        *,
+        counters: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Report numbers about this worker, by name: `await worker.metrics({"queue_depth": 17})`. Returns when they are
+        durable. `counters`: totals that only rise, from the start of the process. `labels`: of all of them; each combination
+        of values is a series, of which a worker may have 200. Raises QuotaReached if it has more."""
+        await asyncio.wrap_future(self._report_metrics(gauges or {}, counters or {}, labels))
+
+    def metrics_blocking(
+        self,
+        gauges: Mapping[str, float] | None = None,
+        *,
+        counters: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """`metrics` for programs without an event loop."""
+        self._report_metrics(gauges or {}, counters or {}, labels).result()
+
+    def _report_metrics(
+        self, gauges: Mapping[str, float], counters: Mapping[str, float], labels: Mapping[str, str] | None
+    ) -> Future[None]:
+        key = self._live_session().key
+        assert self._connection is not None
+        return report_metrics(
+            self._connection, report_request(self._namespace, key, gauges, counters, labels)
         )
 
     async def run(self, *, handle_signals: bool = True) -> None:

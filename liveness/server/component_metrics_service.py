@@ -16,7 +16,7 @@ from liveness.security.principal import caller_name
 from liveness.server import component_metrics_wire as wire
 from liveness.server import tokens
 from liveness.server.component_metrics_wire import SeriesWithPoints
-from liveness.server.metrics_writer import MetricsWriter
+from liveness.server.metrics_writer import REFUSED, MetricsWriter
 from liveness.server.validation import page_size, require_identifier
 from liveness.slices import build_in_slices
 from liveness.store.component_metrics import Point, SampleReport, Series, SeriesFilter, Steps
@@ -52,13 +52,12 @@ class ComponentMetricsService:
         self._node = node
         self._reader = reader
         self._writer = writer
-        self.refused_samples = 0
 
     async def report_metrics(self, request: pb.ReportMetricsRequest) -> pb.ReportMetricsResponse:
         try:
             return await self._report(request)
         except (InvalidRequest, Exhausted, Denied):
-            self.refused_samples += len(request.samples)
+            self._writer.outcomes[REFUSED] += len(request.samples)
             raise
 
     async def _report(self, request: pb.ReportMetricsRequest) -> pb.ReportMetricsResponse:
@@ -92,7 +91,7 @@ class ComponentMetricsService:
             at = tokens.redeem(request.page_token, Position, PageTokenInvalid, *listing)
             after = at.worker_key, at.name, at.series_id
             steps = Steps(at.start_wall_ms, at.end_wall_ms, at.step_ms)
-            if not 0 < steps.count <= wire.POINTS_MAX:
+            if not 0 < steps.step_count <= wire.POINTS_MAX:
                 raise PageTokenInvalid
         found = await self._reader.find_series(where, steps, after, size + 1)
         page = await self._read_page(found[:size], steps)
@@ -119,6 +118,6 @@ class ComponentMetricsService:
                 most_samples = max(most_samples, samples)
                 points_left -= len(of_series)
                 samples_left -= samples
-            fitting = min(points_left // steps.count, samples_left // most_samples)
+            fitting = min(points_left // steps.step_count, samples_left // most_samples)
             chunk = min(max(fitting, 1), 4 * chunk, SERIES_PER_READ_MAX)
         return page

@@ -139,7 +139,7 @@ def steps(request: pb.QueryMetricsRequest, now_ms: int) -> Steps:
     if not request.HasField("step"):
         return Steps(start_ms, end_ms, -(-(end_ms - start_ms) // POINTS_DEFAULT))
     found = Steps(start_ms, end_ms, duration_ms("step", request.step))
-    if found.count > POINTS_MAX:
+    if found.step_count > POINTS_MAX:
         shortest_ms = -(-(end_ms - start_ms) // POINTS_MAX)
         raise InvalidField(
             field="step",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ SAMPLES_PER_TRANSACTION = 2_000
 """A transaction takes no further report when it has so many samples. SQLite has one connection that writes, and a heartbeat's
 commit waits for a transaction that has begun."""
 WAITING_SAMPLES_MAX = 100_000
+STORED, REFUSED = "stored", "refused"
 
 
 class _Waiting(NamedTuple):
@@ -45,7 +47,8 @@ class MetricsWriter:
         self._writer: asyncio.Task[None] | None = None
         self._next_start_ms = 0
         self.waiting_samples = 0
-        self.stored_samples = 0
+        self.outcomes = Counter({STORED: 0, REFUSED: 0})
+        """Samples by outcome."""
         self.transactions = 0
 
     async def store(self, report: SampleReport) -> None:
@@ -114,7 +117,7 @@ class MetricsWriter:
                 return
             raise
         stored = [report for report, refusal in zip(reports, refusals, strict=True) if refusal is None]
-        self.stored_samples += sum(len(report.samples) for report in stored)
+        self.outcomes[STORED] += sum(len(report.samples) for report in stored)
         for waiting, refusal in zip(batch, refusals, strict=True):
             if not waiting.done.done():
                 waiting.done.set_result(refusal)

@@ -80,7 +80,7 @@ class Steps(NamedTuple):
     step_ms: int
 
     @property
-    def count(self) -> int:
+    def step_count(self) -> int:
         return -(-(self.end_wall_ms - self.start_wall_ms) // self.step_ms)
 
 
@@ -136,7 +136,8 @@ _SERIES_COLUMNS = tuple(metric_series.c[name] for name in Series._fields)
 
 
 def _series(row: Sequence[Any]) -> Series:
-    return Series(*row[:4], MetricType(row[4]), *row[5:])
+    found = Series._make(row)
+    return found._replace(type=MetricType(found.type))
 
 
 def _find_series(connection: Connection, hashes: Collection[str]) -> dict[str, Series]:

@@ -259,6 +259,13 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         ("namespace",),
         _last_crash_age_s,
     ),
+    CounterMetric(
+        "liveness_component_samples_total",
+        "Samples of metrics that components reported to this server, by outcome: stored, refused, and of those that are stored "
+        "forwarded or not_forwarded to a collector.",
+        ("outcome",),
+        lambda telemetry: (((outcome,), count) for outcome, count in telemetry.component_samples().items()),
+    ),
     # -- reschedules
     CounterMetric(
         "liveness_reschedules_total",

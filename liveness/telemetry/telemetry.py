@@ -94,6 +94,7 @@ class Telemetry(NodeListener):
         relay_trouble: Callable[[], str] = lambda: "",
         relay_missed: Callable[[], int] = lambda: 0,
         relay_publishes: Callable[[], Mapping[str, int]] = dict,
+        component_samples: Callable[[], Mapping[str, int]] = dict,
         cluster: Callable[[], ClusterStatus] = lambda: _UNKNOWN_CLUSTER,
         insecure: str = "",
         suspicion: SuspicionCounters | None = None,
@@ -102,7 +103,7 @@ class Telemetry(NodeListener):
     ) -> None:
         """The functions return current values: open streams, attached workers, waiting polls, how long no worker has
         attended a task queue, why the broker accepts nothing from this node (empty if it does, or if there is no broker),
-        how many events were deleted before they were relayed, messages to the broker by outcome, and the cluster."""
+        how many events were deleted before they were relayed, messages to the broker by outcome, samples that components reported by outcome, and the cluster."""
         self.node = node
         self.counters = CountersByNamespace()
         self.queue_depths = QueueDepths(node)
@@ -130,6 +131,7 @@ class Telemetry(NodeListener):
         self.waiting_polls = waiting_polls
         self.relay_trouble = relay_trouble
         self.relay_publishes = relay_publishes
+        self.component_samples = component_samples
         self.cluster = cluster
         self.insecure = insecure
         """The listeners that others can reach without protection, for people; empty if there are none."""

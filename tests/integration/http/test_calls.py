@@ -53,7 +53,7 @@ def test_no_two_calls_share_an_endpoint() -> None:
 def test_exactly_the_reading_calls_use_get() -> None:
     for endpoint in BINDINGS:
         reads = endpoint.method.name.startswith(
-            ("Get", "List", "Describe", "Count", "Watch", "WhoAmI", "CanI")
+            ("Get", "List", "Describe", "Count", "Watch", "Query", "WhoAmI", "CanI")
         )
         assert (endpoint.verb == "GET") == reads, endpoint.method.name
 

@@ -87,7 +87,12 @@ async def test_a_report_of_a_key_that_is_not_registered_is_stored_and_found(metr
     sample = metrics.sample("rows_total", 7.5, type=COUNTER, labels=labels, unit="rows", help="Rows done.")
     assert await metrics.report(sample, metrics.sample()) == 2
     depth, rows = await metrics.query(worker_instance_key="w")
-    assert (depth.name, depth.type, depth.labels, values(depth)) == ("depth", pb.METRIC_TYPE_GAUGE, {}, [1])
+    assert (depth.name, depth.type, dict(depth.labels), values(depth)) == (
+        "depth",
+        pb.METRIC_TYPE_GAUGE,
+        {},
+        [1],
+    )
     assert (rows.worker_instance_key, rows.name, rows.type) == ("w", "rows_total", COUNTER)
     assert (dict(rows.labels), rows.unit, rows.help, values(rows)) == (labels, "rows", "Rows done.", [7.5])
 
@@ -373,7 +378,9 @@ async def test_a_page_has_no_more_points_than_its_limit(
     monkeypatch.setattr("liveness.server.component_metrics_service.POINTS_PER_PAGE_MAX", 10)
     for name in "abcde":
         await sqlite_metrics.report(*(sqlite_metrics.sample(name, ago_ms=ago * 15_000) for ago in range(4)))
-    names, sizes, token = [], [], ""
+    names: list[str] = []
+    sizes: list[int] = []
+    token = ""
     while not sizes or token:
         page = await sqlite_metrics.page(page_token=token)
         names += [series.name for series in page.series]
