@@ -65,7 +65,7 @@ class ComponentMetricsService:
             require_identifier("namespace", request.namespace),
             require_identifier("worker_instance_key", request.worker_instance_key),
         )
-        samples = wire.samples(request.samples, self._node.clock.wall_ms())
+        samples = await wire.samples(request.samples, self._node.clock.wall_ms())
         if (worker := self._node.shard(*key).workers.get(key)) is not None:
             check_owner(key, worker, caller_name())
         policy = self._node.policies.of(key.namespace)

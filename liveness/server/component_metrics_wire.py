@@ -10,10 +10,12 @@ from typing import NamedTuple
 from liveness.domain.errors import InvalidField
 from liveness.server.validation import check_count, duration_ms, optional_identifier, timestamp_ns
 from liveness.server.wire import timestamp
+from liveness.slices import in_slices
 from liveness.store.component_metrics import MetricType, Point, Sample, Series, SeriesFilter, Steps
 from liveness.v1 import component_metrics_service_pb2 as pb
 
 SAMPLES_MAX = 1_000
+SAMPLES_PER_SLICE = 50
 LABELS_MAX = 16
 NAME_CHARS_MAX = 200
 LABEL_CHARS_MAX = 100
@@ -34,13 +36,16 @@ _TYPES = {0: MetricType.GAUGE, **{int(each): each for each in MetricType}}
 # -- from messages
 
 
-def samples(messages: Sequence[pb.MetricSample], now_ms: int) -> list[Sample]:
+async def samples(messages: Sequence[pb.MetricSample], now_ms: int) -> list[Sample]:
+    """In slices: samples may have thousands of labels together."""
     if not messages:
         raise InvalidField(field="samples", rule="must have at least one element")
     check_count("samples", messages, SAMPLES_MAX)
-    found = [_sample(f"samples[{index}]", message, now_ms) for index, message in enumerate(messages)]
+    found: list[Sample] = []
     types: dict[tuple[str, str], MetricType] = {}
-    for index, sample in enumerate(found):
+    async for index, message in in_slices(enumerate(messages), SAMPLES_PER_SLICE):
+        sample = _sample(f"samples[{index}]", message, now_ms)
+        found.append(sample)
         if types.setdefault((sample.name, sample.labels), sample.type) is not sample.type:
             rule = "differs from the type of another sample of the same series"
             raise InvalidField(field=f"samples[{index}].type", rule=rule)

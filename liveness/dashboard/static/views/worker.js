@@ -10,6 +10,7 @@ import { connection } from '../live.js';
 import { Badge } from '../parts/badge.js';
 import { EventList } from '../parts/event_list.js';
 import { LeaseBar } from '../parts/lease_bar.js';
+import { MetricCharts } from '../parts/metric_charts.js';
 import { Empty, Failure, Loading } from '../parts/notice.js';
 import { ActivityLink, Name, Time } from '../parts/text.js';
 import { href } from '../route.js';
@@ -46,6 +47,7 @@ export function Worker({ ns, params }) {
     <section class="card" aria-label="Timeline">
       ${history.events.length ? html`<${Timeline} spans=${spans} beats=${allBeats} silences=${known.silences} />` : history.error ? html`<${Failure} error=${history.error} />` : html`<${Loading} />`}
     </section>
+    <${MetricCharts} ns=${ns} id=${key} />
     <div class="worker-columns">
       <div class="stack">
         <${Deaths} ns=${ns} certificates=${certificates} />
