@@ -125,13 +125,15 @@ class Maintenance:
         )
 
     async def _enforce_size(self, unpublished: UnpublishedRetention | None) -> None:
-        """Delete the oldest events, changes of bindings first, if the database holds more than it may. Each node deletes the
-        share of its shards."""
+        """If the database holds more than it may, delete the oldest samples of components' metrics, then the oldest changes of
+        bindings, then the oldest events. Each node deletes the share of its shards, and the owner of the first shard the samples."""
         node = self._node
         size = (await node.store.read_storage(node.clock.wall_ms())).size
         owned = self._owned_epochs()
         excess = (size.used_bytes - self._database_bytes_max) * len(owned) // node.shard_count
         freed = 0
+        if excess > 0 and 0 in owned:
+            freed = await node.store.delete_oldest_samples({0: owned[0]}, excess)
         for kinds in (BINDING_KINDS, ()):
             if freed < excess:
                 freed += await node.store.delete_oldest_events(
@@ -139,7 +141,7 @@ class Maintenance:
                 )
         if freed:
             logger.warning(
-                "events deleted before their time, because the database exceeds database_bytes_max",
+                "samples and events deleted before their time, because the database exceeds database_bytes_max",
                 bytes=size.used_bytes,
                 bytes_max=self._database_bytes_max,
                 bytes_freed=freed,

@@ -120,7 +120,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoint_interval_s: float = 60.0
     retention_interval_s: float = 3_600.0
     database_bytes_max: int = 0
-    """If the database holds more, the oldest events are deleted before their time; 0 for no limit."""
+    """If the database holds more, the oldest samples of metrics and events are deleted before their time; 0 for no limit."""
     task_retention_s: float = 7.0 * DAY_S
     """How long finished tasks are kept."""
     task_attempts_max: int = 20

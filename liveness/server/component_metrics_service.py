@@ -23,7 +23,7 @@ from liveness.store.component_metrics import Point, SampleReport, Series, Series
 from liveness.v1 import component_metrics_service_pb2 as pb
 
 POINTS_PER_PAGE_MAX = 50_000
-SAMPLES_PER_PAGE_MAX = 1_000_000
+SAMPLES_PER_PAGE_MAX = 300_000
 """A page ends when so many samples were merged for it."""
 SERIES_PER_READ_MAX = 50
 

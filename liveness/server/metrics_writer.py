@@ -15,7 +15,7 @@ from liveness.store.component_metrics import SampleReport
 from liveness.store.errors import StoreError
 
 TRANSACTION_INTERVAL_MS = 50
-SAMPLES_PER_TRANSACTION = 2_000
+SAMPLES_PER_TRANSACTION = 500
 """A transaction takes no further report when it has so many samples. SQLite has one connection that writes, and a heartbeat's
 commit waits for a transaction that has begun."""
 WAITING_SAMPLES_MAX = 100_000

@@ -288,6 +288,9 @@ class Store(Protocol):
     async def prune_samples(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
         """Delete older samples, and then series without samples. `owned`: as in `prune_audit`."""
 
+    async def delete_oldest_samples(self, owned: Mapping[int, int], bytes_to_free: int) -> int:
+        """Delete samples before their time. Returns how many bytes are free now. `owned`: as in `prune_audit`."""
+
     async def read_cluster(self) -> ClusterView: ...
 
     async def remove_nodes(self, node_ids: Collection[str]) -> None: ...

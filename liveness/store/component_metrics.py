@@ -16,8 +16,10 @@ from liveness.store.bulk import insert_rows, update_rows
 from liveness.store.schema import metric_samples, metric_series
 
 HASHES_PER_QUERY = 500
-DELETE_BATCH = 2_000
+DELETE_BATCH = 1_000
 """Samples, or series without samples, that one transaction deletes."""
+SAMPLE_BYTES = 44
+"""What a sample takes in SQLite, its place in the index included."""
 _SERIES_LOCK = 0x6D65747269635F73  # "metric_s"
 
 
@@ -112,7 +114,7 @@ def insert_samples(
         refusals = _create_series(connection, reports, hashes, stored)
         stored |= _find_series(connection, wanted - stored.keys())
     newest: dict[tuple[int, int], float] = {}
-    described: dict[int, tuple[MetricType, str, str]] = {}
+    described: dict[int, tuple[int, str, str]] = {}
     for report, of_report, refusal in zip(reports, hashes, refusals, strict=True):
         if refusal is None:
             for sample, series_hash in zip(report.samples, of_report, strict=True):
@@ -132,26 +134,30 @@ def _series_hash(key: WorkerKey, sample: Sample) -> str:
     return blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
-_SERIES_COLUMNS = tuple(metric_series.c[name] for name in Series._fields)
+class _StoredSeries(NamedTuple):
+    series_hash: str
+    series_id: int
+    type: int
+    unit: str
+    help: str
 
 
-def _series(row: Sequence[Any]) -> Series:
-    found = Series._make(row)
-    return found._replace(type=MetricType(found.type))
+_STORED_COLUMNS = tuple(metric_series.c[name] for name in _StoredSeries._fields)
 
 
-def _find_series(connection: Connection, hashes: Collection[str]) -> dict[str, Series]:
+def _find_series(connection: Connection, hashes: Collection[str]) -> dict[str, _StoredSeries]:
     """Find series by their hashes, and keep them from being deleted until this transaction ends."""
-    found: dict[str, Series] = {}
+    found: dict[str, _StoredSeries] = {}
     wanted = sorted(hashes)
     for start in range(0, len(wanted), HASHES_PER_QUERY):
         query = (
-            select(metric_series.c.series_hash, *_SERIES_COLUMNS)
+            select(*_STORED_COLUMNS)
             .where(metric_series.c.series_hash.in_(wanted[start : start + HASHES_PER_QUERY]))
             .order_by(metric_series.c.series_id)
             .with_for_update(read=True, key_share=True)
         )
-        found.update((row[0], _series(row[1:])) for row in connection.execute(query))
+        rows: Sequence[Any] = connection.execute(query).all()  # they have the fields of `_StoredSeries`
+        found.update(zip((row[0] for row in rows), rows, strict=True))
     return found
 
 
@@ -166,7 +172,7 @@ def _create_series(
     connection: Connection,
     reports: Sequence[SampleReport],
     hashes: Sequence[Sequence[str]],
-    stored: Mapping[str, Series],
+    stored: Mapping[str, _StoredSeries],
 ) -> list[SeriesQuotaExceeded | None]:
     """Create the series that reports bring, and refuse reports that bring too many."""
     counts: dict[WorkerKey, int] = {}
@@ -224,11 +230,11 @@ def _count_series(connection: Connection, key: WorkerKey) -> int:
 
 
 def _update_descriptions(
-    connection: Connection, stored: Iterable[Series], described: Mapping[int, tuple[MetricType, str, str]]
+    connection: Connection, stored: Iterable[_StoredSeries], described: Mapping[int, tuple[int, str, str]]
 ) -> None:
     changed = [
         (series.series_id, *described[series.series_id])
-        for series in sorted(stored)
+        for series in sorted(stored, key=lambda series: series.series_id)
         if series.series_id in described
         and described[series.series_id] != (series.type, series.unit, series.help)
     ]
@@ -243,6 +249,14 @@ def _update_descriptions(
 
 
 # -- reading
+
+
+_SERIES_COLUMNS = tuple(metric_series.c[name] for name in Series._fields)
+
+
+def _series(row: Sequence[Any]) -> Series:
+    found = Series._make(row)
+    return found._replace(type=MetricType(found.type))
 
 
 def find_series(
@@ -315,14 +329,14 @@ def _in_range(steps: Steps) -> ColumnElement[bool]:
 # -- retention
 
 
-def prune_samples(connection: Connection, cutoff_wall_ms: int) -> int:
-    """Delete a batch of the oldest samples before the cutoff."""
+def delete_oldest_samples(connection: Connection, before_wall_ms: int, limit: int = DELETE_BATCH) -> int:
+    """Delete the oldest samples before a time, a batch at most."""
     samples = metric_samples.c
     oldest = (
         select(samples.series_id, samples.wall_ms)
-        .where(samples.wall_ms < cutoff_wall_ms)
+        .where(samples.wall_ms < before_wall_ms)
         .order_by(samples.wall_ms)
-        .limit(DELETE_BATCH)
+        .limit(limit)
     )
     is_oldest = tuple_(samples.series_id, samples.wall_ms).in_(oldest)
     return connection.execute(delete(metric_samples).where(is_oldest)).rowcount

@@ -107,6 +107,7 @@ from liveness.store.worker_slots import grant_slots, return_slots
 logger = structlog.get_logger("liveness.store")
 
 KEYS_PER_QUERY = 200
+ANY_TIME_MS = 2**62
 ACTIVITIES_PAGE_BYTES_MAX = 8 * 1024 * 1024
 """More than of other pages: most of it are users' payloads, which nothing looks into."""
 _ACTIVITY_ORDER = (activities.c.workflow_id, activities.c.run_id, activities.c.activity_id)
@@ -270,7 +271,7 @@ class SqlStore:
     async def prune_samples(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
         def prune(connection: Connection) -> int:
             check_epochs(connection, owned)
-            return component_metrics.prune_samples(connection, cutoff_wall_ms)
+            return component_metrics.delete_oldest_samples(connection, cutoff_wall_ms)
 
         total = await self._delete_in_batches(prune, component_metrics.DELETE_BATCH)
         after_id = 0
@@ -280,6 +281,21 @@ class SqlStore:
             await self._database.write(partial(component_metrics.delete_empty_series, series_ids=empty))
             after_id = empty[-1]
         return total
+
+    async def delete_oldest_samples(self, owned: Mapping[int, int], bytes_to_free: int) -> int:
+        left = start = -(-bytes_to_free // component_metrics.SAMPLE_BYTES)
+
+        def delete(connection: Connection, limit: int) -> int:
+            check_epochs(connection, owned)
+            return component_metrics.delete_oldest_samples(connection, ANY_TIME_MS, limit)
+
+        while left > 0:
+            limit = min(left, component_metrics.DELETE_BATCH)
+            deleted = await self._database.write(partial(delete, limit=limit))
+            left -= deleted
+            if deleted < limit:
+                break
+        return (start - left) * component_metrics.SAMPLE_BYTES
 
     def _check_usable(self, connection: Connection) -> None:
         """Refuse a database that was migrated by a version that excludes this one, or restored, since it was opened."""

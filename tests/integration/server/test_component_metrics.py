@@ -417,6 +417,17 @@ async def test_samples_are_kept_for_the_retention_and_a_series_without_samples_i
     assert await metrics.count() == (3, 3)
 
 
+async def test_a_database_that_is_too_large_loses_samples_before_events(
+    stopped_harness: ServerHarness,
+) -> None:
+    harness = await stopped_harness.start(database_bytes_max=1)
+    metrics = MetricsClient(harness)
+    await harness.beat("w")
+    await metrics.report(*(metrics.sample(ago_ms=ago) for ago in range(100)))
+    await harness.server.maintenance.apply_retention()
+    assert await metrics.count() == (0, 0)
+
+
 # -- failures
 
 

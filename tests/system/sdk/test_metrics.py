@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from datetime import UTC, datetime, timedelta
 
 import pytest
