@@ -104,6 +104,8 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         takeover_grace_ms = 0
         checkpoint_interval_s = 0.5
         retention_interval_s = 60
+        component_metrics_retention_s = 3600
+        component_metrics_otlp = "http://collector.example:4317"
         database_bytes_max = 50_000_000_000
         task_retention_s = 0
         task_attempts_max = 1
