@@ -9,12 +9,13 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
+from liveness.domain.keys import WorkerKey
 from liveness.server.wire import timestamp
-from liveness.store.component_metrics import DELETE_BATCH
+from liveness.store.component_metrics import DELETE_BATCH, MetricType, Sample, SampleReport
 from liveness.store.schema import metric_samples, metric_series
 from liveness.v1 import component_metrics_service_pb2 as pb
 from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
@@ -215,14 +216,23 @@ async def test_a_report_that_brings_too_many_series_is_refused_as_a_whole(metric
 
 
 async def test_reports_that_share_a_transaction_are_admitted_one_by_one(metrics: MetricsClient) -> None:
-    await metrics.harness.configure(max_metric_series=4)
-    writer = metrics.harness.server.metrics_writer
-    reports = [metrics.report(*map(metrics.sample, names), worker=names) for names in ("abc", "de", "f")]
-    results = await asyncio.gather(*reports, return_exceptions=True)
-    stored = [result for result in results if isinstance(result, int)]
-    assert (await metrics.count())[0] == sum(stored) <= 4
-    assert len(stored) < 3
-    assert writer.transactions <= 3
+    def report(worker: str, names: str, **limits: int) -> SampleReport:
+        samples = [Sample(name, "{}", MetricType.GAUGE, "", "", metrics.now_ms, 1.0) for name in names]
+        whole = {"series_max": 5, "series_per_worker_max": 3, **limits}
+        return SampleReport(key=WorkerKey(NAMESPACE, worker), samples=samples, **whole)
+
+    reports = [
+        report("w1", "a"),
+        report("w1", "abc"),
+        report("w1", "d"),
+        report("w2", "abc"),
+        report("w2", "ab"),
+    ]
+    refusals = await metrics.harness.server.store.insert_samples(reports)
+    assert [None if refusal is None else refusal.setting for refusal in refusals] == [
+        None, None, "max_metric_series_per_worker", "max_metric_series", None,
+    ]  # fmt: skip
+    assert await metrics.count() == (5, 5)
 
 
 async def test_many_reports_at_once_share_few_transactions(metrics: MetricsClient) -> None:
@@ -271,24 +281,21 @@ async def test_pages_go_on_where_the_last_one_ended_though_time_goes_on(metrics:
     await metrics.report(
         *(metrics.sample("depth", labels={"n": str(at)}) for at in range(5)), metrics.sample("age")
     )
-    seen, token, pages = [], "", 0
+    seen: list[tuple[str, str]] = []
+    times = set()
+    token, pages = "", 0
     while pages == 0 or token:
         page = await metrics.page(page_size=2, page_token=token)
         seen += [(each.name, each.labels.get("n", "")) for each in page.series]
-        assert {point.time.ToMilliseconds() for each in page.series for point in each.points} == {
-            first_ms(page)
-        }
+        times |= {point.time.ToMilliseconds() for each in page.series for point in each.points}
         token, pages = page.next_page_token, pages + 1
         await metrics.harness.advance(MINUTE_MS)
+    assert len(times) == 1, "all pages have the steps of the first"
     assert seen == [("age", ""), *(("depth", str(at)) for at in range(5))]
     assert pages == 3
     token = (await metrics.page(page_size=2)).next_page_token
     refused = await refusal(metrics.page(page_size=2, page_token=token, name="depth"))
     assert refused.reason == "PAGE_TOKEN_INVALID"
-
-
-def first_ms(page: pb.QueryMetricsResponse) -> int:
-    return int(page.series[0].points[0].time.ToMilliseconds())
 
 
 BAD_QUERIES: dict[str, tuple[dict[str, Any], str]] = {
@@ -314,11 +321,9 @@ async def test_a_bad_query_is_refused_with_one_sentence(sqlite_metrics: MetricsC
         assert sentence in refused.message
 
 
-SAMPLES = st.dictionaries(
-    st.integers(0, 3_600),
-    st.floats(-1e200, 1e200) | st.integers(-10, 10).map(float),
-    min_size=1,
-    max_size=40,
+VALUES = st.floats(-1e200, 1e200) | st.integers(-10, 10).map(float)
+SAMPLES = st.dictionaries(st.integers(0, 40), VALUES, min_size=5, max_size=30) | st.dictionaries(
+    st.integers(0, 3_600), VALUES, min_size=1, max_size=40
 )
 _HARNESS = {HealthCheck.function_scoped_fixture, HealthCheck.too_slow}
 
@@ -327,10 +332,21 @@ _HARNESS = {HealthCheck.function_scoped_fixture, HealthCheck.too_slow}
 @given(
     given_samples=SAMPLES,
     is_counter=st.booleans(),
-    start_ago=st.integers(1, 3_700),
+    start_ago=st.integers(1, 50) | st.integers(1, 3_700),
     seconds=st.integers(1, 3_700),
-    step=st.none() | st.integers(4, 5_000),
+    step=st.none() | st.integers(4, 30) | st.integers(30, 5_000),
     number=st.integers(),
+)
+@example(
+    given_samples={9: 5.0, 8: 1.0, 5: 3.0, 2: -4.0},
+    is_counter=False,
+    start_ago=9,
+    seconds=9,
+    step=4,
+    number=1,
+)
+@example(
+    given_samples={9: 5.0, 8: 1.0, 5: 3.0, 2: -4.0}, is_counter=True, start_ago=9, seconds=9, step=4, number=2
 )
 async def test_points_equal_those_that_a_brute_force_computes(
     metrics: MetricsClient,
