@@ -13,7 +13,8 @@ from liveness.cluster.placement import choose_node
 from liveness.domain.keys import shard_of
 from liveness.routing.routing_table import Owner
 from liveness.store.errors import StoreError
-from liveness.v1 import admin_pb2, fleet_pb2, service_pb2
+from liveness.v1 import admin_pb2, component_metrics_service_pb2, fleet_pb2, service_pb2
+from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from tests.databases import PostgresServer
 from tests.integration.server.activity_client import ActivityClient
 from tests.integration.server.server_harness import (
@@ -95,6 +96,27 @@ async def test_shards_are_divided_by_placement_and_any_node_serves_any_call(
         assert [node.kind for node in nodes] == ["server", "server"]
         assert sum(node.shards for node in nodes) == SHARDS
         assert [node.answering for node in nodes].count(True) == 1
+
+
+async def test_metrics_are_reported_to_and_queried_from_any_node(harnesses: list[ServerHarness]) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    stubs: list[Any] = [ComponentMetricsServiceStub(each.channel) for each in (first, second)]
+    keys = [f"w{number}" for number in range(10)]
+    for stub in stubs:
+        for key in keys:
+            sample = component_metrics_service_pb2.MetricSample(name="depth", value=1)
+            request = component_metrics_service_pb2.ReportMetricsRequest(
+                namespace=NAMESPACE, worker_instance_key=key, samples=[sample]
+            )
+            assert (await stub.ReportMetrics(request)).stored_samples == 1
+    assert all(each.server.metrics_writer.outcomes["stored"] for each in (first, second)), "by the owner"
+    for stub in stubs:
+        query = component_metrics_service_pb2.QueryMetricsRequest(namespace=NAMESPACE)
+        found = (await stub.QueryMetrics(query)).series
+        assert [series.worker_instance_key for series in found] == keys
 
 
 async def test_only_the_shards_of_a_silent_owner_are_taken_over(harnesses: list[ServerHarness]) -> None:
