@@ -485,6 +485,8 @@ async def test_every_field_of_the_namespace_configuration_can_be_set(harness: Se
         "namespace_heartbeat_rate": 0.0,
         "worker_heartbeat_rate": 0.25,
         "worker_sessions_per_minute": 0.5,
+        "max_metric_series": 7,
+        "max_metric_series_per_worker": 5,
         "max_open_activities": 0,
         "max_open_activity_bytes": 0,
         "max_worker_deaths": 0,
