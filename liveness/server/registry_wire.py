@@ -34,6 +34,7 @@ from liveness.server import wire
 from liveness.server.validation import (
     check_count,
     duration_ms,
+    one_line,
     optional_identifier,
     page_size,
     require_identifier,
@@ -88,7 +89,7 @@ def registration(
     )
     return Registration(
         beat=_heartbeat(beat, (request.sequence, 0, 0), policy, known, principal),
-        uri=_bounded("uri", request.uri, URI_BYTES_MAX),
+        uri=one_line("uri", request.uri, URI_BYTES_MAX),
         status=_status(request.status) or DEFAULT_STATUS,
         capacity=capacity,
         runtime=_runtime(request.runtime_json),
@@ -148,17 +149,9 @@ def _heartbeat(
 
 
 def _status(value: str) -> str:
-    _bounded("status", value, STATUS_BYTES_MAX)
+    one_line("status", value, STATUS_BYTES_MAX)
     if value == OFFLINE:
         raise InvalidField(field="status", rule="must not be offline; deregister the component instead")
-    return value
-
-
-def _bounded(field: str, value: str, bytes_max: int) -> str:
-    if len(value.encode()) > bytes_max:
-        raise InvalidField(field=field, rule=f"must be at most {bytes_max} bytes of UTF-8")
-    if value and not value.isprintable():
-        raise InvalidField(field=field, rule="must not contain control characters")
     return value
 
 
@@ -221,7 +214,7 @@ def entry_filter(request: pb.ListEntriesRequest) -> tuple[EntryFilter, int]:
         raise InvalidField(field="kind", rule="must be of a-z, 0-9, _ and -, such as worker_pool")
     return EntryFilter(
         kind=request.kind,
-        status=_bounded("status", request.status, STATUS_BYTES_MAX),
+        status=one_line("status", request.status, STATUS_BYTES_MAX),
         labels=_conditions("labels", request.labels),
         runtime=_conditions("runtime", request.runtime),
         stale=request.stale,
