@@ -28,22 +28,20 @@ class RegistryTotals:
 class RegistryIndex:
     """The entries of one shard. While the shard serves, they are counted in the totals of the node."""
 
-    __slots__ = ("_keys", "_statuses", "_totals")
+    __slots__ = ("_keys", "statuses", "_totals")
 
     def __init__(self, workers: Mapping[WorkerKey, Worker]) -> None:
-        self._statuses: dict[WorkerKey, str] = {
+        self.statuses: dict[WorkerKey, str] = {
             key: current_status(worker, worker.standing.entry)
             for key, worker in workers.items()
             if worker.standing.entry is not None
         }
+        """As shown; of all entries of the shard."""
         self._keys: dict[str, list[str]] = {}
         """Sorted instance keys by namespace."""
-        for key in sorted(self._statuses):
+        for key in sorted(self.statuses):
             self._keys.setdefault(key.namespace, []).append(key.instance_key)
         self._totals: RegistryTotals | None = None
-
-    def keys(self) -> Iterator[WorkerKey]:
-        return iter(self._statuses)
 
     def keys_after(self, namespace: str, kind: str, after: str) -> Iterator[str]:
         """The instance keys of a namespace that follow `after`, in order; of one kind only if one is given."""
@@ -58,12 +56,12 @@ class RegistryIndex:
 
     def attach(self, totals: RegistryTotals) -> None:
         self._totals = totals
-        totals.statuses.update(_counted(key, status) for key, status in self._statuses.items())
+        totals.statuses.update(_counted(key, status) for key, status in self.statuses.items())
 
     def detach(self) -> None:
         """Take the shard's entries out of the node's numbers."""
         if self._totals is not None:
-            for key, status in self._statuses.items():
+            for key, status in self.statuses.items():
                 add_count(self._totals.statuses, _counted(key, status), -1)
             self._totals = None
 
@@ -71,16 +69,16 @@ class RegistryIndex:
         """Record a change of a worker that is, or was, a registered component."""
         entry = None if after is None else after.standing.entry
         status = None if after is None or entry is None else current_status(after, entry)
-        before = self._statuses.get(key)
+        before = self.statuses.get(key)
         if status == before:
             return
         if before is None:
             insort(self._keys.setdefault(key.namespace, []), key.instance_key)
         elif status is None:
-            del self._statuses[key]
+            del self.statuses[key]
             self._remove(key)
         if status is not None:
-            self._statuses[key] = status
+            self.statuses[key] = status
         if self._totals is not None:
             for changed, number in ((before, -1), (status, 1)):
                 if changed is not None:

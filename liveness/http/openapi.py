@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 
 from liveness.http.endpoints import WHOLE_BODY, Endpoint, endpoints_of
-from liveness.http.fields import FieldPath, is_scalar
+from liveness.http.fields import FieldPath, is_scalar, is_text_map
 from liveness.http.json_output import json_bytes
 from liveness.http.schemas import Schema, Schemas, comment_of
 from liveness.http.static_files import StaticFile
@@ -163,7 +163,7 @@ def query_parameters(endpoint: Endpoint) -> Iterator[FieldPath]:
 
 def _leaves(message: Descriptor, parents: tuple[FieldDescriptor, ...]) -> Iterator[FieldPath]:
     for field in message.fields:
-        if is_scalar(field):
+        if is_scalar(field) or is_text_map(field):
             yield FieldPath((*parents, field))
             continue
         nested = field.message_type
@@ -176,6 +176,8 @@ def _parameter(location: str, path: FieldPath, schemas: Schemas, *, required: bo
     schema = schemas.of_field(path.leaf)
     name = path.leaf.name if location == "path" else str(path)
     parameter: dict[str, Any] = {"name": name, "in": location, "schema": schema}
+    if is_text_map(path.leaf):
+        parameter |= {"style": "deepObject", "explode": True}
     if required:
         parameter["required"] = True
         if schema.get("type") == "string":

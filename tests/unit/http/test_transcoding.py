@@ -122,6 +122,9 @@ def request_for(endpoint: Endpoint, message: Message) -> tuple[str, str, bytes]:
     pairs: list[tuple[str, str]] = []
     for path in query_parameters(endpoint):
         value = take(path)
+        if isinstance(value, dict):  # a map; each entry is a parameter
+            pairs += [(f"{path}[{key}]", text) for key, text in value.items()]
+            continue
         values = value if isinstance(value, list) else [] if value is None else [value]
         pairs += [(str(path), str(each).lower() if isinstance(each, bool) else str(each)) for each in values]
     return "/" + "/".join(parts), urlencode(pairs), body
