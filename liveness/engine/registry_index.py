@@ -28,7 +28,7 @@ class RegistryTotals:
 class RegistryIndex:
     """The entries of one shard. While the shard serves, they are counted in the totals of the node."""
 
-    __slots__ = ("_keys", "statuses", "_totals")
+    __slots__ = ("_keys", "_totals", "statuses")
 
     def __init__(self, workers: Mapping[WorkerKey, Worker]) -> None:
         self.statuses: dict[WorkerKey, str] = {

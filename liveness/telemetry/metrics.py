@@ -93,6 +93,26 @@ def _last_crash_age_s(telemetry: Telemetry) -> Values:
         yield (label,), max(0, now_ms - crash_ms) / 1_000
 
 
+KINDS = ("worker_pool", "server_api", "broker", "_other")
+ENTRY_STATUSES = ("ready", "offline", "_other")
+
+
+def _registered(telemetry: Telemetry) -> Values:
+    names = [name for name, _ in telemetry.counters.items()]
+    found = Counter(
+        {(name, kind, status): 0 for name in names for kind in KINDS for status in ENTRY_STATUSES}
+    )
+    for (namespace, kind, status), count in telemetry.node.registry.statuses.items():
+        label = telemetry.counters.label(namespace)
+        found[label, _one_of(KINDS, kind), _one_of(ENTRY_STATUSES, status)] += count
+    yield from found.items()
+
+
+def _one_of(known: tuple[str, ...], value: str) -> str:
+    """Components choose their kinds and statuses themselves; a label has a fixed set of values."""
+    return value if value in known else "_other"
+
+
 def _outcomes(telemetry: Telemetry) -> Values:
     for namespace, counters in telemetry.counters.items():
         for (outcome, via), count in counters.reschedule_outcomes.items():
@@ -258,6 +278,20 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "How long ago a supervised process crashed last; no value if none ever did.",
         ("namespace",),
         _last_crash_age_s,
+    ),
+    # -- registry
+    GaugeMetric(
+        "liveness_registry_entries",
+        "Registered components of this server's shards, by kind and status. Kinds and statuses that are not well known are "
+        "counted as _other; offline ones have lost their lease or said goodbye.",
+        ("namespace", "kind", "status"),
+        _registered,
+    ),
+    GaugeMetric(
+        "liveness_registry_stale_entries",
+        "Registered components that have a live lease and were not heard of for two expected intervals.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.stale_entries()),
     ),
     # -- reschedules
     CounterMetric(

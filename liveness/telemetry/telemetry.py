@@ -9,6 +9,8 @@ from typing import NamedTuple
 import structlog
 
 from liveness.domain.errors import Denied, LivenessError
+from liveness.domain.registry import OFFLINE
+from liveness.domain.registry_decider import is_stale
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.engine.census import count_by_state
@@ -273,6 +275,16 @@ class Telemetry(NodeListener):
         for shard in self.node.shards():
             for key, crash_ms in shard.census.components.last_crash_ms.items():
                 found[key.namespace] = max(found.get(key.namespace, 0), crash_ms)
+        return found
+
+    def stale_entries(self) -> Counter[str]:
+        """Counts registered components that have a live lease and are stale, by namespace. Looks only at registered ones."""
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            now_ms = shard.now_ms()
+            for key, status in shard.census.registry.statuses.items():
+                if status != OFFLINE and (entry := shard.workers[key].standing.entry) is not None:
+                    found[key.namespace] += is_stale(shard.workers[key], entry, now_ms)
         return found
 
     def recent_stalls(self) -> list[int]:

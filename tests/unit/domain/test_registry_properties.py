@@ -136,7 +136,7 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=25))
-def test_a_component_behaves_as_the_model(run: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_a_component_behaves_as_the_model(run: list[tuple]) -> None:
     scenario, model = RegistryScenario(), Model()
     for action, *details in run:
         if action == "wait":
@@ -156,7 +156,7 @@ def test_a_component_behaves_as_the_model(run: list[tuple]) -> None:  # type: ig
     assert replay(scenario) == scenario.worker
 
 
-def take_step(scenario: RegistryScenario, action: str, details: list) -> str:  # type: ignore[type-arg]
+def take_step(scenario: RegistryScenario, action: str, details: list) -> str:
     try:
         if action == "register":
             process, uri, policy = details
