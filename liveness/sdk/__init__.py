@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         WorkerStopped,
     )
     from liveness.sdk.held_attempt import LostSignal
+    from liveness.sdk.registration import Registration
     from liveness.sdk.task import Stats, Task
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
     from liveness.sdk.worker import Worker
@@ -87,6 +88,7 @@ __all__ = [
     "NotPermitted",
     "Payload",
     "QuotaReached",
+    "Registration",
     "RetryLater",
     "RetryPolicy",
     "Scheduled",
@@ -109,6 +111,7 @@ _MODULES = (
     "liveness.sdk.converter",
     "liveness.sdk.errors",
     "liveness.sdk.held_attempt",
+    "liveness.sdk.registration",
     "liveness.sdk.task",
     "liveness.sdk.values",
     "liveness.sdk.worker",
