@@ -71,6 +71,7 @@ from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
 from liveness.server.registry_service import RegistryService
 from liveness.server.remote_nodes import RemoteNodes
+from liveness.server.self_registration import SelfRegistration, own_component
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.server.wire import event_json, event_json_without_sessions
 from liveness.store.codec import LogEntry
@@ -522,6 +523,23 @@ class Server:
     def authenticator(self) -> Authenticator | None:
         """None if nobody is asked who calls."""
         return None if self._authentication is None else self._authentication.authenticator
+
+    def self_registration(self, http_url: str) -> SelfRegistration:
+        """The registration of this process, and of its relay, as components."""
+        settings, platform = self._settings, self._platform
+        where = (self.address, platform.host, platform.process_id)
+        uri = f"grpc://{_advertised_address(self.address, platform.host)}"
+        node = own_component(
+            "server_api", "node", *where, uri, http=http_url, cluster=self.cluster_address, node=self._node_id
+        )
+        relay = own_component("broker", "relay", *where, ",".join(map(without_credentials, settings.relay)))
+        return SelfRegistration(
+            self._clock,
+            self.own_calls,
+            [node] if self._relay is None else [node, relay],
+            service=self.registry,
+            asks_callers=settings.auth == "on",
+        )
 
     def _register_services(self) -> None:
         node = self.node

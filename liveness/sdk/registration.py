@@ -22,6 +22,7 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import grpc
 from google.protobuf.message import Message
 
 from liveness.client_credentials import TLS, Token
@@ -37,6 +38,13 @@ from liveness.v1 import registry_service_pb2 as pb
 log = logging.getLogger("liveness.sdk.registration")
 
 BACKOFF_MS = (200, 15_000)
+REFUSED_MS = 300_000
+"""The next try after a refusal that lasts. Denied calls are counted and recorded by the server, so there are few."""
+LASTING_CODES = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
 GOODBYE_SECONDS = 3.0
 REGISTER_AGAIN = frozenset({"REGISTRY_ENTRY_NOT_FOUND", "SESSION_SUPERSEDED", "SESSION_NOT_CURRENT"})
 
@@ -60,12 +68,14 @@ class Registration:
         lease: float | None = None,
         task_queue: str = "",
         on_replica: OnReplica = "show",
+        session: str = "",
         tls: bool | TLS | None = None,
         token: Token | None = None,
     ) -> None:
         """`key`: KIND:NAME, such as broker:nats-1. `runtime`: facts about how it runs, as JSON; at most 4 KiB.
         `expected_interval`: seconds between heartbeats; the lease is three of them unless `lease` says otherwise. `on_replica`: what
-        happens if another process has the name: this one is shown as a replica, is refused, or gets a number. `address`, `tls`, `token`: as of `Client`."""
+        happens if another process has the name: this one is shown as a replica, is refused, or gets a number. `session`: names this process, if a process that is started again shall
+        go on as the same one; empty: each `Registration` is a process of its own. `address`, `tls`, `token`: as of `Client`."""
         addresses = parse_addresses(address)
         self._credentials = credentials_for(addresses, tls, token)
         self._addresses = addresses
@@ -74,7 +84,7 @@ class Registration:
             namespace=namespace,
             worker_instance_key=key,
             # A process id is used again, above all in containers.
-            session_id=f"{host[:150]}:{process}:{os.urandom(4).hex()}",
+            session_id=session or f"{host[:150]}:{process}:{os.urandom(4).hex()}",
             uri=uri,
             status=status,
             labels=dict(labels or {}),
@@ -310,6 +320,8 @@ class Registration:
             log.warning("%s cannot be registered, and is tried again: %s", self.key, failure)
         self._failures += 1
         wait_ms = min(BACKOFF_MS[0] * 2 ** min(self._failures, 10), BACKOFF_MS[1])
+        if failure.code in LASTING_CODES:
+            wait_ms = REFUSED_MS
         self._schedule(
             connection, max(failure.retry_after_ms, int(wait_ms * connection.random.uniform(0.5, 1)))
         )
