@@ -538,6 +538,7 @@ class Server:
             self.own_calls,
             [node] if self._relay is None else [node, relay],
             service=self.registry,
+            admit=self.node.policies.admit,
             asks_callers=settings.auth == "on",
         )
 

@@ -46,10 +46,11 @@ class OwnCalls:
         service = method.containing_service
         rule, path = rule_of(service.name, method.name), f"/{service.full_name}/{method.name}"
         assert rule.shard_key is not None
-        shard_id = gateway.shard_of(*rule.shard_key(request))
-        if shard_id is None:
-            raise NoNodeReachable
         budget = RetryBudget(self._clock, gateway.routes, timeout_s, rule.wait_ms_max)
+        # A frontend learns the number of shards when it first reaches a node.
+        while (shard_id := gateway.shard_of(*rule.shard_key(request))) is None:
+            if not await budget.wait():
+                raise NoNodeReachable
         body = request.SerializeToString()
 
         async def send(owner: Owner) -> RpcResponse | RpcFailure:

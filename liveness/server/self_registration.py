@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -18,6 +18,7 @@ from liveness.clock import Clock
 from liveness.domain.errors import (
     Denied,
     LivenessError,
+    NamespaceNotFound,
     RegistryEntryNotFound,
     SessionNotCurrent,
     SessionSuperseded,
@@ -34,14 +35,13 @@ logger = structlog.get_logger("liveness.registry")
 
 NAMESPACE = "liveness"
 INTERVAL_S = 15
-RETRY_MS = 15_000
-DENIED_RETRY_MS = 300_000
-"""Denied calls are counted and recorded, so there are few."""
+RETRY_MS = (1_000, 15_000)
+REFUSED_RETRY_MS = 300_000
+"""After a refusal that lasts. Denied calls are counted and recorded, so there are few."""
 GOODBYE_S = 1.0
 _METHODS = pb.DESCRIPTOR.services_by_name["RegistryService"].methods_by_name
+_LASTING = (Denied, NamespaceNotFound)
 _REGISTER_AGAIN = (RegistryEntryNotFound, SessionSuperseded, SessionNotCurrent)
-
-Serve = Callable[[Any], Awaitable[Any]]
 
 
 def own_component(
@@ -71,16 +71,20 @@ class SelfRegistration:
         components: Sequence[pb.RegisterRequest],
         *,
         service: Any = None,
+        admit: Callable[[str], None] = lambda namespace: None,
         asks_callers: bool = False,
     ) -> None:
-        """`service`: serves the calls whose shards this node owns; None in a frontend."""
+        """`service`: serves the calls whose shards this node owns; None in a frontend. `admit`: refuses a namespace that this node
+        does not serve."""
         self._clock = clock
         self._calls = calls
         self._components = components
         self._service = service
+        self._admit = admit
         self._asks_callers = asks_callers
         self._tasks = BackgroundTasks("self registration")
-        self._registered: set[str] = set()
+        self.registered: set[str] = set()
+        """Keys of the components that were registered."""
 
     def start(self) -> None:
         for component in self._components:
@@ -89,7 +93,7 @@ class SelfRegistration:
     async def stop(self) -> None:
         """Say goodbye, if that takes no longer than a moment."""
         await self._tasks.close()
-        leaving = [each for each in self._components if each.worker_instance_key in self._registered]
+        leaving = [each for each in self._components if each.worker_instance_key in self.registered]
         if not leaving:
             return
         goodbyes = [asyncio.ensure_future(self._say_goodbye(each)) for each in leaving]
@@ -104,26 +108,25 @@ class SelfRegistration:
             worker_instance_key=component.worker_instance_key,
             session_id=component.session_id,
         )
-        is_refused = False
+        failures = 0
         request: Any = component
         while True:
-            wait_ms = RETRY_MS
             try:
                 answer = await self._call(request)
             except _REGISTER_AGAIN:
-                if request is beat:
-                    request = component
-                    continue
+                request = component
+                wait_ms = RETRY_MS[0]
             except (LivenessError, StoreError) as error:
-                if not is_refused:
-                    is_refused = True
+                if not failures:
                     key = component.worker_instance_key
                     logger.warning("this process is missing in the registry", component=key, why=str(error))
-                if isinstance(error, Denied):
-                    wait_ms = DENIED_RETRY_MS
+                wait_ms = min(RETRY_MS[0] << min(failures, 10), RETRY_MS[1])
+                if isinstance(error, _LASTING):
+                    wait_ms = REFUSED_RETRY_MS
+                failures += 1
             else:
-                is_refused = False
-                self._registered.add(component.worker_instance_key)
+                failures = 0
+                self.registered.add(component.worker_instance_key)
                 request = beat
                 wait_ms = answer.next_heartbeat_after.seconds * 1_000
             await self._clock.sleep(max(wait_ms, 1_000))
@@ -148,6 +151,7 @@ class SelfRegistration:
             current_caller.set(Caller(Principal("server:liveness", grants)))
 
     async def _call(self, request: Any) -> Any:
+        self._admit(request.namespace)
         method = _METHODS[type(request).__name__.removesuffix("Request")]
         serve = None if self._service is None else getattr(self._service, method.name.lower())
         return await self._calls.call(method, request, serve)
