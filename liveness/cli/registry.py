@@ -144,7 +144,7 @@ def _nothing_found(client: Client, kind: str, *, is_filtered: bool) -> str:
     if not is_filtered:
         return (
             f"No component is registered in namespace {client.namespace}; "
-            "register one: liveness registry register broker:nats-1 --uri nats://host:4222"
+            "register one: liveness registry register broker:nats-1 --uri nats://host:4222 (our own servers are in --namespace liveness)"
         )
     kinds = {entry.kind for entry in islice(_entries(client, _all(client)), SEARCHED_MAX)}
     similar = [] if not kind or kind in kinds else get_close_matches(kind, kinds, n=1)
