@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from liveness.domain.keys import WorkerKey
 from liveness.domain.registry import kind_of
 from liveness.domain.registry_decider import current_status
-from liveness.domain.worker import Worker
+from liveness.domain.worker import Worker, WorkerState
 from liveness.engine.counts import add_count
 
 
@@ -32,11 +32,9 @@ class RegistryIndex:
 
     def __init__(self, workers: Mapping[WorkerKey, Worker]) -> None:
         self.statuses: dict[WorkerKey, str] = {
-            key: current_status(worker, worker.standing.entry)
-            for key, worker in workers.items()
-            if worker.standing.entry is not None
+            key: status for key, worker in workers.items() if (status := _listed_status(worker)) is not None
         }
-        """As shown; of all entries of the shard."""
+        """As shown; of all entries of the shard that lists show."""
         self._keys: dict[str, list[str]] = {}
         """Sorted instance keys by namespace."""
         for key in sorted(self.statuses):
@@ -67,8 +65,7 @@ class RegistryIndex:
 
     def record(self, key: WorkerKey, after: Worker | None) -> None:
         """Record a change of a worker that is, or was, a registered component."""
-        entry = None if after is None else after.standing.entry
-        status = None if after is None or entry is None else current_status(after, entry)
+        status = None if after is None else _listed_status(after)
         before = self.statuses.get(key)
         if status == before:
             return
@@ -89,6 +86,12 @@ class RegistryIndex:
         del keys[bisect_left(keys, key.instance_key)]
         if not keys:
             del self._keys[key.namespace]
+
+
+def _listed_status(worker: Worker) -> str | None:
+    """None for a worker that is no registered component, or was cleaned up."""
+    entry = worker.standing.entry
+    return None if entry is None or worker.state is WorkerState.CLEANED_UP else current_status(worker, entry)
 
 
 def _counted(key: WorkerKey, status: str) -> tuple[str, str, str]:

@@ -190,8 +190,6 @@ class EntryFilter(NamedTuple):
     stale: bool
 
     def matches(self, worker: Worker, entry: Entry, now_ms: int) -> bool:
-        if worker.state is WorkerState.CLEANED_UP:
-            return False
         if self.status and current_status(worker, entry) != self.status:
             return False
         if self.stale and not is_stale(worker, entry, now_ms):

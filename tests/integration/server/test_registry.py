@@ -108,6 +108,7 @@ async def test_a_cleaned_up_component_is_in_no_list_and_comes_back_by_name(harne
     await harness.advance(1_500)
     assert (await client.entry()).state == CLEANED_UP
     assert await client.names() == []
+    assert not harness.server.node.registry.statuses
     back = await client.heartbeat()
     assert (back.outcome, back.entry.capacity, dict(back.entry.labels)) == (REGISTERED, 3, {"zone": "b"})
     assert (await harness.describe("broker:nats")).session_id == "a#2"
