@@ -38,6 +38,8 @@ const VIEWS = {
   nodes: { view: Nodes, title: 'Nodes' },
 };
 const ASK_EVERY_MS = 2 * SECOND;
+/** Where our own servers are registered: nobody looks for their workers there. */
+const OWN_NAMESPACE = 'liveness';
 
 function App() {
   const { view: name, params } = useCell(route);
@@ -47,7 +49,7 @@ function App() {
 
   const known = VIEWS[name];
   const chosen = params.ns ? params.ns : (ownNamespaces()?.[0] ?? params.ns);
-  const ns = chosen ?? (known?.needsNamespace ? busiest(fleet?.namespaces ?? []) : '');
+  const ns = chosen ?? (known?.needsNamespace ? busiest((fleet?.namespaces ?? []).filter(({ namespace }) => namespace !== OWN_NAMESPACE || name === 'registry')) : '');
   useEffect(() => {
     if (ns && !params.ns) adjust({ ns });
   }, [ns, params.ns]);

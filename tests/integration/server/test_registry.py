@@ -225,6 +225,19 @@ async def test_pages_join_to_the_whole_list(
     assert wrong.reason == "PAGE_TOKEN_INVALID"
 
 
+async def test_a_kind_is_found_among_others_on_every_shard(sqlite_harness: ServerHarness) -> None:
+    client = client_of(sqlite_harness)
+    keys = [f"{kind}:{number:02}" for kind in ("a", "b", "b-c", "c") for number in range(20)]
+    for key in keys:
+        await client.register(key)
+    assert await client.names(kind="b") == [key for key in keys if key.startswith("b:")]
+    first = await client.page(kind="c", page_size=15)
+    rest = await client.page(kind="c", page_size=15, page_token=first.next_page_token)
+    assert [entry.name for entry in (*first.entries, *rest.entries)] == [
+        f"{number:02}" for number in range(20)
+    ]
+
+
 async def test_the_counts_by_kind_and_status_follow_every_change(harness: ServerHarness) -> None:
     client = client_of(harness)
     totals = harness.server.node.registry.statuses
