@@ -85,7 +85,7 @@ async def serve(
     bridge, bridge_registration = None, None
     try:
         if bridge_settings is not None:
-            bridge = await start_own_bridge(bridge_settings, server.address)
+            bridge = await start_own_bridge(bridge_settings, server)
     except BridgeUnusable:
         await server.stop()
         raise
