@@ -40,6 +40,7 @@ from liveness.network_addresses import split_address
 from liveness.routing.channels import ChannelPool
 from liveness.routing.forwarded_calls import ForwardedCalls
 from liveness.routing.gateway import Gateway
+from liveness.routing.own_calls import OwnCalls
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
 from liveness.security.audit import AuditLog
@@ -71,7 +72,9 @@ from liveness.server.oversight import Oversight
 from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
+from liveness.server.registry_service import RegistryService
 from liveness.server.remote_nodes import RemoteNodes
+from liveness.server.self_registration import SelfRegistration, own_component
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.server.wire import event_json, event_json_without_sessions
 from liveness.store.codec import LogEntry
@@ -104,6 +107,7 @@ from liveness.v1 import (
     cluster_pb2,
     component_metrics_service_pb2,
     component_service_pb2,
+    registry_service_pb2,
     service_pb2,
 )
 from liveness.version import VERSION
@@ -118,6 +122,7 @@ SERVICES = (
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
     component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
+    registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
@@ -509,6 +514,7 @@ class Server:
             on_cut_off=self._on_cut_off,
         )
         self.gateway = None if is_single_node else self._make_gateway()
+        self.own_calls = OwnCalls(self.gateway, self._clock)
         self.fleet = Fleet(
             node,
             self.telemetry,
@@ -547,16 +553,38 @@ class Server:
         """None if nobody is asked who calls."""
         return None if self._authentication is None else self._authentication.authenticator
 
+    def self_registration(self, http_url: str) -> SelfRegistration:
+        """The registration of this process, and of its relay, as components."""
+        settings, platform = self._settings, self._platform
+        where = (self.address, platform.host, platform.process_id)
+        uri = f"grpc://{_advertised_address(self.address, platform.host)}"
+        node = own_component(
+            "server_api", "node", *where, uri, http=http_url, cluster=self.cluster_address, node=self._node_id
+        )
+        relay = own_component("broker", "relay", *where, ",".join(map(without_credentials, settings.relay)))
+        return SelfRegistration(
+            self._clock,
+            self.own_calls,
+            [node] if self._relay is None else [node, relay],
+            service=self.registry,
+            admit=self.node.policies.admit,
+            asks_callers=settings.auth == "on",
+        )
+
     def _register_services(self) -> None:
         node = self.node
         workers = LivenessService(
             node, self.feed, self.streams, self._random, self.telemetry, self.quotas, self.all_nodes
+        )
+        self.registry = RegistryService(
+            node, self.telemetry, workers.rate_limits, self.quotas, self.all_nodes, self.own_calls
         )
         services = (
             workers,
             ActivityService(node, self.ownership, self.matching, self.telemetry),
             ComponentService(node, workers, self.supervisor_mail),
             ComponentMetricsService(node, self.store, self.metrics_writer),
+            self.registry,
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens,

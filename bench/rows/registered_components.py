@@ -25,6 +25,7 @@ from tests.free_ports import free_port
 COMPONENTS = 10_000
 AT_ONCE = 64
 CONNECTIONS = 8
+LEASE_S = 3_600
 NAMESPACE = "noetl"
 HTTP, GRPC, UPDATE = "HTTP", "gRPC", "PostgreSQL, one UPDATE"
 BY_GRPC, BY_UPDATE = "registry, HTTP against gRPC", "registry, HTTP against PostgreSQL"
@@ -47,8 +48,10 @@ UPDATE runtime SET heartbeat = now(), updated_at = now() WHERE kind = 'worker_po
 """
 NOTES = (
     "ours: SQLite, synchronous=FULL; every answer is on disk, and each heartbeat renews a lease that a timer watches",
-    f"load: {AT_ONCE} requests at a time on {CONNECTIONS} connections (HTTP: {AT_ONCE}), from one Python process; UPDATE: 16 connections of "
-    "pgbench, straight to the database without a service in front",
+    (
+        f"load: {AT_ONCE} requests at a time on {CONNECTIONS} connections (HTTP: {AT_ONCE}), from one Python process; UPDATE: 16 "
+        "connections of pgbench, straight to the database without a service in front"
+    ),
 )
 
 
@@ -61,18 +64,17 @@ class Components:
     async def register(self):
         async with AsyncExitStack() as stack:
             stubs = await self._stubs(stack)
-            for first in range(0, COMPONENTS, AT_ONCE):
-                await asyncio.gather(
-                    *(
-                        stubs[number % CONNECTIONS].Register(
-                            RegisterRequest(
-                                namespace=NAMESPACE, worker_instance_key=f"worker_pool:pool-{number}",
-                                session_id=f"host:{number}", runtime_json='{"type":"cpu"}', lease_duration="3600s",
-                            )  # fmt: skip
-                        )
-                        for number in range(first, min(first + AT_ONCE, COMPONENTS))
-                    )
-                )
+            numbers = iter(range(COMPONENTS))
+
+            async def send(stub):
+                for number in numbers:
+                    request = RegisterRequest(
+                        namespace=NAMESPACE, worker_instance_key=f"worker_pool:pool-{number}", session_id=f"host:{number}"
+                    )  # fmt: skip
+                    request.lease_duration.FromSeconds(LEASE_S)
+                    await stub.Register(request, timeout=60)
+
+            await asyncio.gather(*(send(stubs[sender % CONNECTIONS]) for sender in range(AT_ONCE)))
 
     async def _stubs(self, stack):
         channels = [

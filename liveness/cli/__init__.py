@@ -35,6 +35,7 @@ COMMANDS = {
     "workers": CommandEntry("workers", "List, pause, drain, expire and forget workers."),
     "components": CommandEntry("components", "List, restart, stop, pause and scale supervised processes."),
     "metrics": CommandEntry("metrics", "Report and query numbers that components report about themselves."),
+    "registry": CommandEntry("registry", "List registered components: worker pools, servers, brokers."),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),

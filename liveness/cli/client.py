@@ -31,6 +31,7 @@ from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
+from liveness.v1.registry_service_pb2_grpc import RegistryServiceStub
 from liveness.v1.service_pb2 import GetServerInfoRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
@@ -87,6 +88,7 @@ class Client:
     activities: ActivityServiceStub
     components: ComponentServiceStub
     metrics: ComponentMetricsServiceStub
+    registry: RegistryServiceStub
     addresses: tuple[str, ...]
     """All given addresses; `address` is the first one that answered."""
     credentials: Credentials = field(default_factory=Credentials)
@@ -220,6 +222,7 @@ def connect(
             ActivityServiceStub(channel),
             ComponentServiceStub(channel),
             ComponentMetricsServiceStub(channel),
+            RegistryServiceStub(channel),
             addresses,
             credentials,
         )

@@ -54,6 +54,11 @@ from liveness.version import VERSION
 )
 @click.option("--auth", metavar="MODE", help="on: every call needs a credential.  [default: off]")
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
+@click.option(
+    "--register-self",
+    metavar="MODE",
+    help="on: list this process in the registry, in the namespace liveness.  [default: on]",
+)
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")

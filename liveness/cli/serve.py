@@ -105,6 +105,11 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
     help="Whether clients must have a certificate: optional or required.  [default: optional]",
 )
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
+@click.option(
+    "--register-self",
+    metavar="MODE",
+    help="on: list this process in the registry, in the namespace liveness.  [default: on]",
+)
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option(
     "--component-metrics-otlp",

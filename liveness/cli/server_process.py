@@ -8,16 +8,23 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from liveness.app import Server
-from liveness.cli.bridge_process import BridgeUnusable, own_bridge_settings, start_own_bridge
+from liveness.cli.bridge_process import (
+    BridgeRegistration,
+    BridgeUnusable,
+    own_bridge_settings,
+    start_own_bridge,
+)
 from liveness.cli.descriptor_limit import raise_descriptor_limit
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
+from liveness.http.listen_address import loopback_address
 from liveness.telemetry.logs import configure_logging
 
 logger = structlog.get_logger("liveness.app")
@@ -75,12 +82,20 @@ async def serve(
         except HttpListenFailed:
             await server.stop()
             raise
+    bridge, bridge_registration = None, None
     try:
-        bridge = None if bridge_settings is None else await start_own_bridge(bridge_settings, server)
+        if bridge_settings is not None:
+            bridge = await start_own_bridge(bridge_settings, server)
     except BridgeUnusable:
         await server.stop()
         raise
     url = "" if http_server is None else http_server.url
+    registration = server.self_registration(url) if settings.register_self == "on" else None
+    if registration is not None:
+        registration.start()
+    if registration is not None and bridge is not None and bridge_settings is not None:
+        own = replace(bridge_settings, liveness=(loopback_address(server.address),))
+        bridge_registration = BridgeRegistration(own, bridge.address)
     logger.info(
         "serving",
         address=server.address,
@@ -107,8 +122,12 @@ async def serve(
         logger.info("stopping")
     if http_server is not None:
         http_server.stop_accepting()
+    if bridge_registration is not None:
+        await bridge_registration.stop()
     if bridge is not None:
         await bridge.stop()
+    if registration is not None:
+        await registration.stop()
     await server.stop()
     if http_server is not None:
         await http_server.stop()

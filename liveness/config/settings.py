@@ -128,6 +128,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shutdown_timeout_s: float = 10.0
     traces: str = ""
     """The OTLP collector that gets the traces; empty: none."""
+    register_self: str = "on"
+    """on: `liveness serve` registers its process, and the relay and the bridge in it, in the namespace `liveness`."""
     auth: str = "off"
     """on: every call needs a token, a JWT or a client certificate. off: everybody may do everything."""
     auth_jwt_issuer: str = ""
@@ -383,6 +385,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "task_attempts_max": int_setting(1, 1_000),
     "shutdown_timeout_s": float_setting(0, 3_600),
     "traces": string_setting(is_collector_url, COLLECTOR),
+    "register_self": choice_setting("on", "off"),
     "auth": choice_setting("on", "off"),
     "auth_jwt_issuer": string_setting(lambda text: text.isprintable(), "the iss claim of JWTs"),
     "auth_jwt_audience": string_setting(lambda text: text.isprintable(), "the aud claim of JWTs"),

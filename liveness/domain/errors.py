@@ -39,6 +39,7 @@ LivenessError
 │   ├── TooManyLogRequests
 │   ├── SeriesQuotaExceeded
 │   ├── TooManySamplesWaiting
+│   ├── ReplicaQuotaExceeded
 │   ├── ActivityQuotaExceeded
 │   ├── ActivityBytesExceeded
 │   ├── TooManyPolls
@@ -56,6 +57,7 @@ LivenessError
 │   ├── DeathNotFound
 │   ├── ComponentNotFound
 │   ├── ComponentGroupNotFound
+│   ├── RegistryEntryNotFound
 │   ├── ActivityNotFound
 │   ├── NamespaceNotFound
 │   ├── TaskNotFound
@@ -415,6 +417,14 @@ class TooManySamplesWaiting(Exhausted):
     template = "Too many samples of metrics wait to be stored; report again later, and less often."
 
 
+class ReplicaQuotaExceeded(Exhausted):
+    reason = "REPLICA_QUOTA_EXCEEDED"
+    template = "{entry} has {limit} live replicas already; give each process a name of its own."
+
+    entry: str
+    limit: int
+
+
 class ActivityQuotaExceeded(Exhausted):
     reason = "ACTIVITY_QUOTA_EXCEEDED"
     template = (
@@ -524,6 +534,14 @@ class ComponentGroupNotFound(NotFound):
     template = "No supervisor ever ran a group {group} in namespace {namespace}."
 
     group: str
+    namespace: str
+
+
+class RegistryEntryNotFound(NotFound):
+    reason = "REGISTRY_ENTRY_NOT_FOUND"
+    template = "No component {entry} is registered in namespace {namespace}; register it first."
+
+    entry: str
     namespace: str
 
 

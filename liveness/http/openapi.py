@@ -20,6 +20,7 @@ from liveness.v1 import (
     admin_pb2,
     component_metrics_service_pb2,
     component_service_pb2,
+    registry_service_pb2,
     service_pb2,
 )
 from liveness.version import VERSION
@@ -29,6 +30,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
     component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
+    registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 """The services that HTTP offers."""

@@ -118,6 +118,11 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     # Samples of the same time replace each other, so a second report changes nothing.
     "ComponentMetricsService/ReportMetrics": WORKER_SHARD,
     "ComponentMetricsService/QueryMetrics": ANY_NODE,
+    "RegistryService/Register": WORKER_SHARD,
+    "RegistryService/Heartbeat": WORKER_SHARD,
+    "RegistryService/Deregister": WORKER_SHARD,
+    "RegistryService/GetEntry": WORKER_SHARD,
+    "RegistryService/ListEntries": ANY_NODE,
     "AdminService/ExpireWorker": WORKER_SHARD,
     # A second call would answer that there is no such worker, which hides the first.
     "AdminService/ForgetWorker": RoutingRule(RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_worker),

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from liveness.sdk.held_attempt import LostSignal
     from liveness.sdk.metrics import MetricPoint, MetricSeries
+    from liveness.sdk.registration import Registration
     from liveness.sdk.task import Stats, Task
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
     from liveness.sdk.worker import Worker
@@ -90,6 +91,7 @@ __all__ = [
     "NotPermitted",
     "Payload",
     "QuotaReached",
+    "Registration",
     "RetryLater",
     "RetryPolicy",
     "Scheduled",
@@ -113,6 +115,7 @@ _MODULES = (
     "liveness.sdk.errors",
     "liveness.sdk.held_attempt",
     "liveness.sdk.metrics",
+    "liveness.sdk.registration",
     "liveness.sdk.task",
     "liveness.sdk.values",
     "liveness.sdk.worker",

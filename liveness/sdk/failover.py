@@ -24,6 +24,7 @@ from liveness.sdk.rpc_failures import RpcFailure
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
+from liveness.v1.registry_service_pb2_grpc import RegistryServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
 CHANNEL_OPTIONS = (
@@ -66,6 +67,7 @@ class ServerEndpoint:
     activities: ActivityServiceStub
     components: ComponentServiceStub
     metrics: ComponentMetricsServiceStub
+    registry: RegistryServiceStub
 
     @classmethod
     def connect(
@@ -81,6 +83,7 @@ class ServerEndpoint:
             ActivityServiceStub(channel),
             ComponentServiceStub(channel),
             ComponentMetricsServiceStub(channel),
+            RegistryServiceStub(channel),
         )
 
 

@@ -110,6 +110,26 @@ def _group_values(read: Callable[[ComponentGroup], int]) -> Callable[[Telemetry]
     return values
 
 
+KINDS = ("worker_pool", "server_api", "broker", "_other")
+ENTRY_STATUSES = ("ready", "offline", "_other")
+
+
+def _registered(telemetry: Telemetry) -> Values:
+    names = [name for name, _ in telemetry.counters.items()]
+    found = Counter(
+        {(name, kind, status): 0 for name in names for kind in KINDS for status in ENTRY_STATUSES}
+    )
+    for (namespace, kind, status), count in telemetry.node.registry.statuses.items():
+        label = telemetry.counters.label(namespace)
+        found[label, _one_of(KINDS, kind), _one_of(ENTRY_STATUSES, status)] += count
+    yield from found.items()
+
+
+def _one_of(known: tuple[str, ...], value: str) -> str:
+    """Components choose their kinds and statuses themselves; a label has a fixed set of values."""
+    return value if value in known else "_other"
+
+
 def _outcomes(telemetry: Telemetry) -> Values:
     for namespace, counters in telemetry.counters.items():
         for (outcome, via), count in counters.reschedule_outcomes.items():
@@ -301,6 +321,20 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "forwarded or not_forwarded to a collector.",
         ("outcome",),
         lambda telemetry: (((outcome,), count) for outcome, count in telemetry.component_samples().items()),
+    ),
+    # -- registry
+    GaugeMetric(
+        "liveness_registry_entries",
+        "Registered components of this server's shards, by kind and status. Kinds and statuses that are not well known are "
+        "counted as _other; offline ones have lost their lease or said goodbye.",
+        ("namespace", "kind", "status"),
+        _registered,
+    ),
+    GaugeMetric(
+        "liveness_registry_stale_entries",
+        "Registered components that have a live lease and were not heard of for two expected intervals.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.stale_entries()),
     ),
     # -- reschedules
     CounterMetric(

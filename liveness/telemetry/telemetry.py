@@ -10,6 +10,8 @@ import structlog
 
 from liveness.domain.component import group_of
 from liveness.domain.errors import Denied, LivenessError
+from liveness.domain.registry import OFFLINE
+from liveness.domain.registry_decider import is_stale
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.engine.census import count_by_state
@@ -315,6 +317,16 @@ class Telemetry(NodeListener):
                     crashed[key.namespace, group_of(key.instance_key) or ""] += 1
         names = sorted(name for name in sizes if self.counters.label(name[0]) == name[0])[:GROUPS_MAX]
         return {name: ComponentGroup(sizes[name], crashed[name]) for name in names}
+
+    def stale_entries(self) -> Counter[str]:
+        """Counts registered components that have a live lease and are stale, by namespace. Looks only at registered ones."""
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            now_ms = shard.now_ms()
+            for key, status in shard.census.registry.statuses.items():
+                if status != OFFLINE and (entry := shard.workers[key].standing.entry) is not None:
+                    found[key.namespace] += is_stale(shard.workers[key], entry, now_ms)
+        return found
 
     def recent_stalls(self) -> list[int]:
         """Returns the milliseconds of each stall of the process, of a commit, or of its hearing, in the last minute."""

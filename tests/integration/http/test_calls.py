@@ -71,7 +71,7 @@ async def test_every_get_endpoint_answers(http_harness: HttpHarness, endpoint: E
     if endpoint.method.name == "GetDeathCertificate":
         assert answer.error["reason"] == "DEATH_NOT_FOUND"  # the worker is alive
         return
-    if endpoint.method.name in ("GetComponent", "GetComponentLogs"):
+    if endpoint.method.name in ("GetComponent", "GetComponentLogs", "GetEntry"):
         assert answer.error["reason"] == "INVALID_FIELD"  # the worker is no component
         return
     if endpoint.method.name == "GetRelayStatus":

@@ -46,9 +46,10 @@ asyncio.run(main())
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment without LIVENESS_ settings, which would give all servers one HTTP port."""
+    """Return this process's environment without LIVENESS_ settings, which would give all servers one HTTP port. Servers do not
+    register themselves: tests count workers and events."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LIVENESS_")}
-    return {**inherited, "LIVENESS_HTTP": "off", **variables}
+    return {**inherited, "LIVENESS_HTTP": "off", "LIVENESS_REGISTER_SELF": "off", **variables}
 
 
 def liveness_command(*args: str) -> list[str]:

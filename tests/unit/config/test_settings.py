@@ -111,6 +111,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         task_attempts_max = 1
         shutdown_timeout_s = 0
         traces = "https://collector.example:4317"
+        register_self = "off"
         auth = "on"
         auth_jwt_issuer = "https://issuer.example"
         auth_jwt_audience = "liveness"
