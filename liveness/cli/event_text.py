@@ -238,7 +238,7 @@ def _described(event: Event, data: Data) -> EventText:
         parts.append(f"works on {_truncate(data['profile']['current_job'])}")
     if data.get("loop_lag_ms"):
         parts.append(f"its loop has not answered for {humanize_ms(data['loop_lag_ms'])}")
-    if data["last_error"]:
+    if data["last_error"] and data.get("error_reported", True):
         parts.append(f"last error: {_truncate(data['last_error'])}")
     return EventText(
         EventTone.PROBLEM if data["last_error"] else EventTone.MINOR,

@@ -18,6 +18,7 @@ from liveness.domain.policy import Policy
 from liveness.engine.census import NamespaceState
 from liveness.engine.committer import CommitGroup, Committer, ObserveCommit
 from liveness.engine.component_index import ComponentTotals
+from liveness.engine.counter_totals import Counted, add_counted
 from liveness.engine.listener import NodeListener
 from liveness.engine.observed_clock import ListeningTime
 from liveness.engine.open_activities import OpenActivities
@@ -89,6 +90,8 @@ class Node:
         self.census: Counter[NamespaceState] = Counter()
         """Workers by namespace and state, over all shards that serve here."""
         self.components = ComponentTotals()
+        self._applied_before: dict[str, Counted] = {}
+        """What workers counted here, in shards that are no longer served."""
         self.open_activities = OpenActivities()
         """Open activities by namespace, over all shards that serve here."""
         self.listening = ListeningTime(clock)
@@ -273,6 +276,15 @@ class Node:
             part.payload_bytes[namespace] for part in parts
         )
 
+    def counted(self) -> dict[str, Counted]:
+        """What workers counted on this node since its start, by namespace, without what was refused or repeated. Includes
+        heartbeats whose commit failed."""
+        return add_counted([self._applied_before, *(shard.census.totals.applied for shard in self.shards())])
+
+    def counter_totals(self) -> dict[str, Counted]:
+        """What the workers of this node's shards counted since each registered, by namespace."""
+        return add_counted(shard.census.totals.totals() for shard in self.shards())
+
     def barrier(self) -> CommitGroup:
         """The group after which everything that memory shows now is durable."""
         if self.clock.monotonic_ms() >= self._directory.owned_until_ms:
@@ -414,6 +426,7 @@ class Node:
 
     def _close(self, shard: Shard) -> None:
         self._shards[shard.id] = None
+        self._applied_before = add_counted([self._applied_before, shard.census.totals.applied])
         shard.census.detach()
         shard.census.components.detach()
         shard.activities.open.detach()

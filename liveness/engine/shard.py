@@ -200,6 +200,12 @@ class Shard:
             return None
         event, after = renewal
         self._store_renewal(key, event, after)
+        applied = self.census.totals.applied[key[0]]
+        applied[0] += 1
+        if successes:
+            applied[1] += successes
+        if errors:
+            applied[2] += errors
         if self.needs_attention:
             self._mark_alive(key)
         return after
@@ -432,6 +438,7 @@ class Shard:
     def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
         after = apply_renewal(worker, event, self._pending.wall_offset_ms)
         self._store_renewal(key, event, after)
+        self.census.totals.record_change(key.namespace, worker, after)
         return after
 
     def _store_renewal(self, key: tuple[str, str], event: LeaseRenewed, after: Worker) -> None:
@@ -479,6 +486,7 @@ class Shard:
         self, key: WorkerKey, before: Worker | None, event: WorkerEvent, after: Worker | None, seq: int
     ) -> None:
         """Update everything that is derived from workers after one event."""
+        self.census.totals.record_change(key.namespace, before, after)
         if before is not None and (after is None or after.number != before.number):
             self._fingerprints.pop(before.number, None)
         if after is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from liveness.engine.counter_totals import NOTHING_COUNTED, Counted
+
 NAMESPACES_MAX = 100
 """How many namespaces have their own counters; the others share one set."""
 CANDIDATES_MAX = 1_000
@@ -17,6 +19,7 @@ OTHER = "_other"
 class NamespaceCounters:
     __slots__ = (
         "cleanups",
+        "counted",
         "deactivations",
         "false_deaths",
         "heartbeats",
@@ -32,6 +35,8 @@ class NamespaceCounters:
     def __init__(self) -> None:
         self.heartbeats = 0
         """All answered heartbeats, refused ones included."""
+        self.counted = NOTHING_COUNTED
+        """What the heartbeats that were applied counted, as of the last sample."""
         self.refused: Counter[str] = Counter()
         """By error reason."""
         self.refused_activities: Counter[str] = Counter()
@@ -105,6 +110,13 @@ class CountersByNamespace:
                 return self._other
             counters = self._tracked[namespace] = NamespaceCounters()
         return counters
+
+    def add_counted(self, namespace: str, counted: Counted, before: Counted) -> None:
+        """Add what was counted since `before`."""
+        counters = self.get(namespace)
+        counters.counted = Counted(
+            *(total + now - then for total, now, then in zip(counters.counted, counted, before, strict=True))
+        )
 
     def get(self, namespace: str) -> NamespaceCounters:
         return self._tracked.get(namespace, self._other)

@@ -150,6 +150,24 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         _per_namespace(lambda counters: counters.heartbeats),
     ),
     CounterMetric(
+        "liveness_heartbeats_applied_total",
+        "Heartbeats that were applied: neither refused nor repeated. As of the last two seconds, like the next two.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.counted.heartbeats),
+    ),
+    CounterMetric(
+        "liveness_successes_total",
+        "Successes that these heartbeats reported.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.counted.successes),
+    ),
+    CounterMetric(
+        "liveness_errors_total",
+        "Errors that these heartbeats reported.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.counted.errors),
+    ),
+    CounterMetric(
         "liveness_heartbeats_refused_total",
         "Heartbeats that were refused, by the reason that the worker was told; RATE_LIMITED is one.",
         ("namespace", "reason"),

@@ -172,7 +172,15 @@ def test_version_0_1_0_reads_a_checkpoint_with_wall_times() -> None:
     read = msgspec.json.decode(codec.encode_renewal_states(states), type=list[State])
     known = {state.number: state for state in read if state.number in range(1, 5)}
     assert known == {state.number: State(*state[:6]) for state in states}
-    assert len(read) == len(states) + 2, "states with the same offset share one entry for it"
+    assert len(read) == len(states) + 3, "states share entries for their offset and for the counts of heartbeats"
+
+
+def test_the_version_before_heartbeats_were_counted_reads_a_checkpoint_with_counts() -> None:
+    """It takes number 0 for an offset, and skips other numbers of no worker."""
+    states = [RenewalState(n, 1, n * 100, 7, 0, False, 1_790_000_000_000, n * 1_000) for n in range(1, 7)]
+    read = msgspec.json.decode(codec.encode_renewal_states(states), type=list[RenewalState])
+    assert [state.number for state in read] == [0, 1, 2, 3, 4, -1, 5, 6, -1]
+    assert codec.decode_renewal_states(codec.encode_renewal_states(states)) == states
 
 
 @given(strategies.settings)
