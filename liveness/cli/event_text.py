@@ -443,6 +443,30 @@ def _handed_on(event: Event, data: Data) -> EventText:
     return EventText(EventTone.PROGRESS, _event_activity_name(event, data), "was handed on to another engine")
 
 
+# -- progress
+
+
+def _progress_reported(event: Event, data: Data) -> EventText:
+    parts = (
+        [_count(data["successes"], "success", "successes")] if data["successes"] or not data["error"] else []
+    )
+    if data["error"]:
+        parts.append(f"the error {_truncate(data['error'])}")
+    return EventText(
+        EventTone.PROBLEM if data["error"] else EventTone.MINOR,
+        f"unit {data['unit']}",
+        f"got {' and '.join(parts)} from {data['worker']}",
+    )
+
+
+def _progress_forgotten(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.OPERATOR,
+        f"unit {data['unit']}",
+        f"was forgotten{_by(data)}{_reason_suffix(data['reason'])}",
+    )
+
+
 # -- the rest
 
 
@@ -513,6 +537,8 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "ActivityMadeAvailable": _made_available,
     "ActivityQuarantined": _quarantined,
     "ActivityHandedOn": _handed_on,
+    "ProgressReported": _progress_reported,
+    "ProgressForgotten": _progress_forgotten,
     "ConfigChanged": _config_changed,
     "ShardTaken": _shard_taken,
 }

@@ -66,7 +66,9 @@ for _command in (pause, resume, drain, release_storm, why):
 
 @workers.command("list")
 @filter_options(STATES)
-@click.option("--count", is_flag=True, help="Only print the number of workers in each state, and what they counted.")
+@click.option(
+    "--count", is_flag=True, help="Only print the number of workers in each state, and what they counted."
+)
 @limit_option
 @client_command()
 def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int, as_json: bool) -> None:
@@ -241,7 +243,9 @@ def _print_count(response: CountWorkersResponse, *, as_json: bool) -> None:
 
 def _print_totals(client: Client) -> None:
     """What the namespace's workers counted since they registered."""
-    fleet = client.call(client.admin.GetFleet, GetFleetRequest(namespace=client.namespace, range=from_ms(2_000)))
+    fleet = client.call(
+        client.admin.GetFleet, GetFleetRequest(namespace=client.namespace, range=from_ms(2_000))
+    )
     for namespace in fleet.namespaces:
         click.echo()
         print_fields(

@@ -387,6 +387,25 @@ ActivityEvent = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressReported:
+    """Work on a unit succeeded or failed. What it added, not the totals: these are in the unit's row."""
+
+    unit: str
+    worker: str
+    successes: int
+    error: str
+    """One more error, if not empty."""
+    report_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressForgotten:
+    unit: str
+    reason: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigChanged:
     """The settings of one namespace changed, or the defaults that all namespaces inherit."""
 
@@ -404,8 +423,11 @@ class ShardTaken:
     owner: str
 
 
-Event = WorkerEvent | ActivityEvent | ConfigChanged | ShardTaken
+Event = WorkerEvent | ActivityEvent | ProgressReported | ProgressForgotten | ConfigChanged | ShardTaken
 
 BINDING_EVENTS = (BindingsChanged, ActivityHanded, BindingsEnded)
-"""Events that only change which activities a worker holds. They are kept for a shorter time than those that say what became of
-a worker or an activity."""
+"""Events that only change which activities a worker holds."""
+
+SHORT_LIVED_EVENTS = (*BINDING_EVENTS, ProgressReported)
+"""They are many, and rows contain their outcome: they are kept for a shorter time than those that say what became of a worker or
+an activity."""

@@ -23,7 +23,9 @@ def renew_if_plain(
     `wall_offset_ms`: wall time minus observed time, now."""
     (number, state, session_id, last, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
      last_error, all_successes, all_errors, resync, reason, detail, standing, _, principal, heartbeats) = worker  # fmt: skip
-    if state is not ACTIVE or (errors and last_error):  # the general path knows whether the error was reported again
+    if state is not ACTIVE or (
+        errors and last_error
+    ):  # the general path knows whether the error was reported again
         return None
     if not sequence:
         sequence = last

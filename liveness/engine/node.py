@@ -77,6 +77,8 @@ class Node:
         """Workers per namespace of each shard that is being read again."""
         self._dropped_activities: dict[int, OpenActivities] = {}
         """Open activities of each of these shards."""
+        self._dropped_units: dict[int, Counter[str]] = {}
+        """Units of work per namespace of each of these shards."""
         self._give_up_count = 0
         """How often `give_up_shards` was called; shards that were to be read again before are not."""
         self._is_running = False
@@ -170,6 +172,7 @@ class Node:
         self._give_up_count += 1
         self._dropped_population.clear()
         self._dropped_activities.clear()
+        self._dropped_units.clear()
         if self.committer.abandon(served):
             self._tasks.start(self.committer.run())
         return len(served)
@@ -276,6 +279,12 @@ class Node:
             part.payload_bytes[namespace] for part in parts
         )
 
+    def count_units(self, namespace: str) -> int:
+        """Units of work of a namespace. A shard that is being read again counts as it was."""
+        return sum(shard.progress.counts[namespace] for shard in self.shards()) + sum(
+            units[namespace] for units in self._dropped_units.values()
+        )
+
     def counted(self) -> dict[str, Counted]:
         """What workers counted on this node since its start, by namespace, without what was refused or repeated. Includes
         heartbeats whose commit failed."""
@@ -378,6 +387,7 @@ class Node:
             if self._shards[shard.id] is shard:
                 self._dropped_population[shard.id] = shard.population
                 self._dropped_activities[shard.id] = shard.activities.open
+                self._dropped_units[shard.id] = shard.progress.counts
                 self._close(shard)
             shard.is_handed_over = False  # the commit that would have handed it over is lost
         if self._closing:
@@ -459,6 +469,7 @@ class Node:
             shard.activities.open.attach(self.open_activities)
             self._dropped_population.pop(snapshot.shard_id, None)
             self._dropped_activities.pop(snapshot.shard_id, None)
+            self._dropped_units.pop(snapshot.shard_id, None)
             taken.append(shard)
             for listener in self._listeners:
                 listener.shard_opened(shard)

@@ -8,6 +8,7 @@ from liveness.diagnostics.heartbeat_history import HeartbeatHistory
 from liveness.domain.activity import Activity
 from liveness.domain.events import Event, LeaseRenewed
 from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.progress import UnitKey, UnitProgress
 from liveness.domain.verdicts import NO_VERDICTS, VerdictCounts
 from liveness.domain.worker import Worker
 from liveness.store.api import NewTaskBatch, ShardCommit, TaskUpdate
@@ -39,6 +40,7 @@ class Pending:
         "heartbeat_history",
         "last_seq",
         "new_tasks",
+        "progress",
         "renewals",
         "task_updates",
         "verdicts",
@@ -62,6 +64,7 @@ class Pending:
         self.activities: dict[ActivityKey, Activity] = {}
         self.new_tasks: list[NewTaskBatch] = []
         self.task_updates: dict[int, TaskUpdate] = {}
+        self.progress: dict[UnitKey, UnitProgress | None] = {}
         self.config: dict[str, Mapping[str, float]] = {}
         self.verdicts: dict[str, VerdictCounts] = {}
         self.epoch_floor: int | None = None
@@ -131,6 +134,7 @@ class Pending:
             activities=self.activities,
             new_tasks=self.new_tasks,
             task_updates=self.task_updates,
+            progress=self.progress,
             config=self.config,
             verdicts=self.verdicts,
             epoch_floor=self.epoch_floor,

@@ -22,6 +22,7 @@ from liveness.domain.death_certificate import Death
 from liveness.domain.events import Event, LeaseRenewed, Retry
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
+from liveness.domain.progress import UnitProgress
 from liveness.domain.worker import (
     NO_BINDINGS,
     NO_HANDED,
@@ -78,12 +79,14 @@ _EVENT_TYPES: dict[str, type] = {
         events.ActivityMadeAvailable,
         events.ActivityQuarantined,
         events.ActivityHandedOn,
+        events.ProgressReported,
+        events.ProgressForgotten,
         events.ConfigChanged,
         events.ShardTaken,
     )
 }
 EVENT_KINDS = (RENEWALS_KIND, *_EVENT_TYPES)
-BINDING_KINDS = tuple(kind.__name__ for kind in events.BINDING_EVENTS)
+SHORT_LIVED_KINDS = tuple(kind.__name__ for kind in events.SHORT_LIVED_EVENTS)
 
 _encode = msgspec.json.Encoder().encode
 _event_decoders: dict[str, msgspec.json.Decoder[Any]] = {
@@ -460,6 +463,33 @@ def decode_activity(id: ActivityId, state: int, task_queue: str, worker: str, pa
         worker=worker,
         **{name: getattr(stored, name) for name in _PAYLOAD_FIELDS},
     )
+
+
+class _StoredProgress(msgspec.Struct, omit_defaults=True):
+    created_wall_ms: int
+    updated_wall_ms: int
+    successes: int = 0
+    errors: int = 0
+    last_success_wall_ms: int = 0
+    last_success_worker: str = ""
+    last_error_wall_ms: int = 0
+    last_error: str = ""
+    last_error_worker: str = ""
+    report_ids: tuple[str, ...] = ()
+
+
+_progress_decoder = msgspec.json.Decoder(_StoredProgress)
+_PROGRESS_FIELDS = _StoredProgress.__struct_fields__
+
+
+def encode_progress(progress: UnitProgress) -> str:
+    """Encode the fields that have no column of their own."""
+    return _encode(_StoredProgress(*(getattr(progress, name) for name in _PROGRESS_FIELDS))).decode()
+
+
+def decode_progress(failing: bool, payload: str) -> UnitProgress:
+    stored = _progress_decoder.decode(payload)
+    return UnitProgress(failing=failing, **{name: getattr(stored, name) for name in _PROGRESS_FIELDS})
 
 
 _deaths_decoder = msgspec.json.Decoder(list[Death])

@@ -23,6 +23,9 @@ class NamespaceCounters:
         "deactivations",
         "false_deaths",
         "heartbeats",
+        "progress_errors",
+        "progress_repeated",
+        "progress_successes",
         "refused",
         "refused_activities",
         "registrations",
@@ -51,6 +54,10 @@ class NamespaceCounters:
         self.cleanups = 0
         self.reschedules = 0
         """Activities taken from workers."""
+        self.progress_successes = 0
+        """Successes and errors that durable reports of progress counted, and reports that had been counted before."""
+        self.progress_errors = 0
+        self.progress_repeated = 0
         self.reschedule_outcomes: Counter[tuple[str, str]] = Counter()
         """Attempts to reschedule them, by outcome and by sink."""
 

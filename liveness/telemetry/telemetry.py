@@ -171,6 +171,15 @@ class Telemetry(NodeListener):
     def record_refused_activity(self, namespace: str, error: LivenessError) -> None:
         self.counters.get(namespace).refused_activities[error.reason] += 1
 
+    def record_progress(self, namespace: str, successes: int, failed: bool, *, is_counted: bool) -> None:
+        """Count a report that is durable."""
+        counters = self.counters.get(namespace)
+        if is_counted:
+            counters.progress_successes += successes
+            counters.progress_errors += failed
+        else:
+            counters.progress_repeated += 1
+
     def record_refused_items(self, namespace: str, errors: Collection[LivenessError]) -> None:
         """Count items of a batch as suspicious and denied. Other calls fail as a whole, and `server/oversight.py` sees that."""
         self.suspicion.count_reasons(caller_name(), namespace, (error.reason for error in errors))
@@ -260,6 +269,13 @@ class Telemetry(NodeListener):
         found: Counter[str] = Counter()
         for shard in self.node.shards():
             found.update(shard.activities.quarantined)
+        return found
+
+    def progress_units(self) -> Counter[str]:
+        """Counts units of work by namespace."""
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            found.update(shard.progress.counts)
         return found
 
     def dead(self) -> Counter[str]:

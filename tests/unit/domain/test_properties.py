@@ -385,7 +385,11 @@ def a_worker_counts_the_heartbeats_that_were_applied_since_it_registered(history
 def the_time_of_the_last_error_is_that_of_the_heartbeat_that_reported_it(history: History) -> None:
     reported_ms = 0
     for before, event, after, wall_ms in zip(
-        history.scenario.states, history.scenario.log, history.scenario.states[1:], history.scenario.wall_times, strict=False
+        history.scenario.states,
+        history.scenario.log,
+        history.scenario.states[1:],
+        history.scenario.wall_times,
+        strict=False,
     ):
         if before is None or after is None or after.number != before.number or after.state is CLEANED_UP:
             reported_ms = 0
