@@ -294,9 +294,8 @@ def decode_renewal_states(payload: str) -> list[RenewalState]:
             offset_ms = intern_ms(state.sequence)
         elif state.number == _HEARTBEATS:
             counted = len(states)
-            for index, heartbeats in zip(
-                range(counted_before, counted), state[1 : 1 + _COUNTS_PER_STATE], strict=False
-            ):
+            counts = state.sequence, state.renewed_ms, state.successes, state.errors
+            for index, heartbeats in zip(range(counted_before, counted), counts, strict=False):
                 states[index] = states[index]._replace(heartbeats=heartbeats)
             counted_before = counted
         else:

@@ -331,8 +331,8 @@ class Telemetry(NodeListener):
         at_ms = self._sampled_ms = sample_time_ms(self.node.clock.wall_ms())
         census, disconnected = self.node.census, self.disconnected_counts()
         counted_before, self._last_counted = self._last_counted, self.node.counted()
-        for namespace, counted in self._last_counted.items():
-            self.counters.add_counted(namespace, counted, counted_before.get(namespace, NOTHING_COUNTED))
+        for namespace, now_counted in self._last_counted.items():
+            self.counters.add_counted(namespace, now_counted, counted_before.get(namespace, NOTHING_COUNTED))
         available = self.waiting_work.available_counts()
         total = [0] * len(COUNTER_FIELDS)
         for namespace, counters in self.counters.items():

@@ -25,12 +25,11 @@ from liveness.domain.worker import (
     WorkerStatus,
 )
 from liveness.store.codec import LogEntry, RenewalBatch
-from tests.unit.store import golden_v10
+from tests.unit.store import golden_v9, golden_v10
 from tests.unit.store.golden_v1 import WALL_MS, activation
 from tests.unit.store.golden_v10 import (
     DEATHS,
     FINAL_ACTIVITIES,
-    OPERATOR,
     SETTINGS,
     STORED_ACTIVITIES,
     STORED_BINDING,
@@ -73,7 +72,7 @@ _ADDED = [
     ))),
     _about(None, 11_700, ProgressReported(unit="table/größe", worker=FAULTY, successes=7, error="", report_id="bericht-1")),
     _about(None, 11_800, ProgressReported(unit="table/größe", worker="worker-2", successes=0, error="nul \0 inside", report_id="")),
-    _about(None, 11_900, ProgressForgotten(unit="table/größe", reason="tabelle weg 🗑", by=OPERATOR)),
+    _about(None, 11_900, ProgressForgotten(unit="table/größe", reason="tabelle weg 🗑", by=golden_v9.OPERATOR)),
 ]
 # fmt: on
 
