@@ -26,6 +26,7 @@ KNOWN = {
     "id.run_id": "run",
     "id.activity_id": "a",
     "task_id": "1",
+    "unit": "table",
 }
 
 
