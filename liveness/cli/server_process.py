@@ -76,7 +76,7 @@ async def serve(
             await server.stop()
             raise
     try:
-        bridge = None if bridge_settings is None else await start_own_bridge(bridge_settings, server.address)
+        bridge = None if bridge_settings is None else await start_own_bridge(bridge_settings, server)
     except BridgeUnusable:
         await server.stop()
         raise

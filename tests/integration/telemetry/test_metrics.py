@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 
+from liveness.bridges.temporal.statistics import METRICS as BRIDGE_METRICS
 from liveness.telemetry.counters import NAMESPACES_MAX, OTHER
 from liveness.telemetry.metric_types import (
     CounterMetric,
@@ -41,7 +42,7 @@ KINDS = {
     HistogramMetric: "histogram",
     LabelledHistogramMetric: "histogram",
 }
-ALL_METRICS: tuple[Metric[Any], ...] = tuple(dict.fromkeys((*METRICS, *FRONTEND_METRICS)))
+ALL_METRICS: tuple[Metric[Any], ...] = tuple(dict.fromkeys((*METRICS, *FRONTEND_METRICS, *BRIDGE_METRICS)))
 
 
 def exposition_of(harness: ServerHarness) -> Exposition:
