@@ -71,6 +71,7 @@ from liveness.server.metrics_writer import TRANSACTION_INTERVAL_MS, MetricsWrite
 from liveness.server.oversight import Oversight
 from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
+from liveness.server.progress_service import ProgressService
 from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
 from liveness.server.registry_service import RegistryService
 from liveness.server.remote_nodes import RemoteNodes
@@ -107,6 +108,7 @@ from liveness.v1 import (
     cluster_pb2,
     component_metrics_service_pb2,
     component_service_pb2,
+    progress_service_pb2,
     registry_service_pb2,
     service_pb2,
 )
@@ -123,6 +125,7 @@ SERVICES = (
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
     component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
     registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
+    progress_service_pb2.DESCRIPTOR.services_by_name["ProgressService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
@@ -585,6 +588,7 @@ class Server:
             ComponentService(node, workers, self.supervisor_mail),
             ComponentMetricsService(node, self.store, self.metrics_writer),
             self.registry,
+            ProgressService(node, self.telemetry, self.quotas, self.all_nodes),
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens,

@@ -13,7 +13,7 @@ from liveness.domain.errors import LivenessError
 from liveness.engine.node import Node
 from liveness.engine.policies import ALL_NAMESPACES
 from liveness.store.api import UnpublishedRetention
-from liveness.store.codec import BINDING_KINDS
+from liveness.store.codec import SHORT_LIVED_KINDS
 from liveness.store.errors import StoreError
 
 logger = structlog.get_logger("liveness.maintenance")
@@ -83,7 +83,7 @@ class Maintenance:
             self._owned_epochs(),
             *cutoffs("binding_retention_ms"),
             unpublished=unpublished,
-            kinds=BINDING_KINDS,
+            kinds=SHORT_LIVED_KINDS,
         )
         if self._database_bytes_max:
             await self._enforce_size(unpublished)
@@ -125,8 +125,8 @@ class Maintenance:
         )
 
     async def _enforce_size(self, unpublished: UnpublishedRetention | None) -> None:
-        """If the database holds more than it may, delete the oldest samples of components' metrics, then the oldest changes of
-        bindings, then the oldest events. Each node deletes the share of its shards, and the owner of the first shard the samples."""
+        """If the database holds more than it may, delete the oldest samples of components' metrics, then the oldest
+        short-lived events, then the oldest others. Each node deletes the share of its shards, and the owner of the first shard the samples."""
         node = self._node
         size = (await node.store.read_storage(node.clock.wall_ms())).size
         owned = self._owned_epochs()
@@ -134,7 +134,7 @@ class Maintenance:
         freed = 0
         if excess > 0 and 0 in owned:
             freed = await node.store.delete_oldest_samples({0: owned[0]}, excess)
-        for kinds in (BINDING_KINDS, ()):
+        for kinds in (SHORT_LIVED_KINDS, ()):
             if freed < excess:
                 freed += await node.store.delete_oldest_events(
                     owned, excess - freed, unpublished, kinds=kinds

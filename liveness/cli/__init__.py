@@ -36,6 +36,7 @@ COMMANDS = {
     "components": CommandEntry("components", "List, restart, stop, pause and scale supervised processes."),
     "metrics": CommandEntry("metrics", "Report and query numbers that components report about themselves."),
     "registry": CommandEntry("registry", "List registered components: worker pools, servers, brokers."),
+    "progress": CommandEntry("progress", "Show how far units of work are, and forget units."),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),

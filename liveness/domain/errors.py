@@ -42,6 +42,7 @@ LivenessError
 │   ├── ReplicaQuotaExceeded
 │   ├── ActivityQuotaExceeded
 │   ├── ActivityBytesExceeded
+│   ├── UnitQuotaExceeded
 │   ├── TooManyPolls
 │   ├── TooManyWatchers
 │   ├── TooManyStreams
@@ -59,6 +60,7 @@ LivenessError
 │   ├── ComponentGroupNotFound
 │   ├── RegistryEntryNotFound
 │   ├── ActivityNotFound
+│   ├── UnitNotFound
 │   ├── NamespaceNotFound
 │   ├── TaskNotFound
 │   └── TokenNotFound
@@ -436,6 +438,17 @@ class ActivityQuotaExceeded(Exhausted):
     limit: int
 
 
+class UnitQuotaExceeded(Exhausted):
+    reason = "UNIT_QUOTA_EXCEEDED"
+    template = (
+        "Namespace {namespace} has its {limit} units of work; forget those that nobody works on any more, or raise "
+        "max_progress_units."
+    )
+
+    namespace: str
+    limit: int
+
+
 class ActivityBytesExceeded(Exhausted):
     reason = "ACTIVITY_BYTES_EXCEEDED"
     template = (
@@ -526,6 +539,14 @@ class ComponentNotFound(NotFound):
     template = "There is no component {component} in namespace {namespace}."
 
     component: str
+    namespace: str
+
+
+class UnitNotFound(NotFound):
+    reason = "UNIT_NOT_FOUND"
+    template = "Nobody has reported progress of unit {unit} in namespace {namespace}."
+
+    unit: str
     namespace: str
 
 

@@ -55,6 +55,7 @@ from liveness.v1 import (
     cluster_pb2,
     component_metrics_service_pb2,
     component_service_pb2,
+    progress_service_pb2,
     registry_service_pb2,
     service_pb2,
 )
@@ -71,6 +72,7 @@ SERVICES = (
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
     component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
     registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
+    progress_service_pb2.DESCRIPTOR.services_by_name["ProgressService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 

@@ -24,6 +24,7 @@ from liveness.sdk.rpc_failures import RpcFailure
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
+from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
 from liveness.v1.registry_service_pb2_grpc import RegistryServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
@@ -68,6 +69,7 @@ class ServerEndpoint:
     components: ComponentServiceStub
     metrics: ComponentMetricsServiceStub
     registry: RegistryServiceStub
+    progress: ProgressServiceStub
 
     @classmethod
     def connect(
@@ -84,6 +86,7 @@ class ServerEndpoint:
             ComponentServiceStub(channel),
             ComponentMetricsServiceStub(channel),
             RegistryServiceStub(channel),
+            ProgressServiceStub(channel),
         )
 
 

@@ -264,7 +264,10 @@ def entry_message(
         errors=worker.errors,
         last_error=worker.last_error,
         bound_activity_count=len(worker.bindings),
+        heartbeat_count=worker.heartbeats,
     )
+    if worker.standing.last_error_wall_ms:
+        message.last_error_time.CopyFrom(wire.timestamp(worker.standing.last_error_wall_ms))
     if worker.state is WorkerState.ACTIVE:
         message.lease_deadline.CopyFrom(wire.timestamp(wall_ms - now_ms + worker.deadline_ms))
     return message

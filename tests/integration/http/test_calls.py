@@ -26,6 +26,7 @@ KNOWN = {
     "id.run_id": "run",
     "id.activity_id": "a",
     "task_id": "1",
+    "unit": "table",
 }
 
 
@@ -73,6 +74,9 @@ async def test_every_get_endpoint_answers(http_harness: HttpHarness, endpoint: E
         return
     if endpoint.method.name in ("GetComponent", "GetComponentLogs", "GetEntry"):
         assert answer.error["reason"] == "INVALID_FIELD"  # the worker is no component
+        return
+    if endpoint.method.name == "GetProgress":
+        assert answer.error["reason"] == "UNIT_NOT_FOUND"  # nobody has reported
         return
     if endpoint.method.name == "GetRelayStatus":
         assert answer.error["reason"] == "RELAY_NOT_CONFIGURED"

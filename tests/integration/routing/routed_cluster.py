@@ -31,6 +31,7 @@ from liveness.server.component_metrics_service import ComponentMetricsService
 from liveness.server.component_service import ComponentService
 from liveness.server.grpc_registration import register_service
 from liveness.server.liveness_service import LivenessService
+from liveness.server.progress_service import ProgressService
 from liveness.server.registry_service import RegistryService
 from liveness.v1 import cluster_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
@@ -157,6 +158,7 @@ class Owner:
                 None,
                 OwnCalls(self.gateway, SystemClock()),
             ),
+            ProgressService(server.node, server.telemetry, server.quotas),
             AdminService(server.node, server.fleet, None, server.membership, server.peers),
         )
         wait = server.node.wait_all_durable

@@ -20,7 +20,7 @@ from liveness.domain.worker import (
 )
 from liveness.store.codec import LogEntry
 from tests.unit.store import golden_v10
-from tests.unit.store.golden_v1 import WALL_MS, activation
+from tests.unit.store.golden_v1 import WALL_MS, activation, without_counts
 from tests.unit.store.golden_v10 import (
     DEATHS,
     FINAL_ACTIVITIES,
@@ -113,6 +113,7 @@ _BROKER = Worker(
         )
     ),
     wall_offset_ms=WALL_MS,
+    heartbeats=1,
 )
 _SERVER = _BROKER._replace(
     number=_EARLIER[-1].seq + 8,
@@ -126,4 +127,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
     BROKER: _BROKER,
     SERVER: _SERVER,
 }
-STORED_WORKERS = {**golden_v10.STORED_WORKERS, "registered": _BROKER, "registered_without_facts": _SERVER}
+STORED_WORKERS = {
+    **golden_v10.STORED_WORKERS,
+    **without_counts({"registered": _BROKER, "registered_without_facts": _SERVER}),
+}

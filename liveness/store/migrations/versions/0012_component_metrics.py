@@ -3,7 +3,7 @@
 from liveness.store.migrations import frozen_sql
 
 revision = "0012"
-down_revision = "0010"
+down_revision = "0011"
 oldest_writer = "0003"  # it does not use the new tables
 
 
