@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": CommandEntry("serve", "Start a server."),
     "frontend": CommandEntry("frontend", "Start a process that only forwards calls to nodes."),
     "supervise": CommandEntry("supervise", "Run commands as watched, restarted and pausable workers."),
+    "pgai": CommandEntry("pgai", "Install pgai's worker tracking in a PostgreSQL database."),
     "bridge": CommandEntry("bridge", "Run a proxy between another engine and its workers."),
     "demo": CommandEntry("demo", "Watch workers die and their work move to others."),
     "top": CommandEntry("top", "Show the fleet in a live view: workers, rates and alerts."),

@@ -23,6 +23,7 @@ import grpc
 from liveness.sdk.rpc_failures import RpcFailure
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
+from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
 CHANNEL_OPTIONS = (
@@ -64,6 +65,7 @@ class ServerEndpoint:
     liveness: LivenessServiceStub
     activities: ActivityServiceStub
     components: ComponentServiceStub
+    progress: ProgressServiceStub
 
     @classmethod
     def connect(
@@ -78,6 +80,7 @@ class ServerEndpoint:
             LivenessServiceStub(channel),
             ActivityServiceStub(channel),
             ComponentServiceStub(channel),
+            ProgressServiceStub(channel),
         )
 
 
