@@ -67,6 +67,7 @@ from liveness.server.liveness_service import LivenessService
 from liveness.server.oversight import Oversight
 from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
+from liveness.server.progress_service import ProgressService
 from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
 from liveness.server.remote_nodes import RemoteNodes
 from liveness.server.shutdown_gate import ShutdownGate
@@ -94,7 +95,14 @@ from liveness.telemetry.logs import TransitionLog
 from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.prometheus import PrometheusExporter
 from liveness.telemetry.telemetry import ClusterStatus, Telemetry
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, component_service_pb2, service_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    cluster_pb2,
+    component_service_pb2,
+    progress_service_pb2,
+    service_pb2,
+)
 from liveness.version import VERSION
 
 logger = structlog.get_logger("liveness.app")
@@ -105,6 +113,7 @@ SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
+    progress_service_pb2.DESCRIPTOR.services_by_name["ProgressService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
@@ -521,6 +530,7 @@ class Server:
             workers,
             ActivityService(node, self.ownership, self.matching, self.telemetry),
             ComponentService(node, workers, self.supervisor_mail),
+            ProgressService(node, self.telemetry, self.quotas, self.all_nodes),
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens,

@@ -13,7 +13,7 @@ from liveness.domain.errors import LivenessError
 from liveness.engine.node import Node
 from liveness.engine.policies import ALL_NAMESPACES
 from liveness.store.api import UnpublishedRetention
-from liveness.store.codec import BINDING_KINDS
+from liveness.store.codec import SHORT_LIVED_KINDS
 from liveness.store.errors import StoreError
 
 logger = structlog.get_logger("liveness.maintenance")
@@ -81,7 +81,7 @@ class Maintenance:
             self._owned_epochs(),
             *cutoffs("binding_retention_ms"),
             unpublished=unpublished,
-            kinds=BINDING_KINDS,
+            kinds=SHORT_LIVED_KINDS,
         )
         if self._database_bytes_max:
             await self._enforce_size(unpublished)
@@ -116,14 +116,14 @@ class Maintenance:
         )
 
     async def _enforce_size(self, unpublished: UnpublishedRetention | None) -> None:
-        """Delete the oldest events, changes of bindings first, if the database holds more than it may. Each node deletes the
+        """Delete the oldest events, short-lived ones first, if the database holds more than it may. Each node deletes the
         share of its shards."""
         node = self._node
         size = (await node.store.read_storage(node.clock.wall_ms())).size
         owned = self._owned_epochs()
         excess = (size.used_bytes - self._database_bytes_max) * len(owned) // node.shard_count
         freed = 0
-        for kinds in (BINDING_KINDS, ()):
+        for kinds in (SHORT_LIVED_KINDS, ()):
             if freed < excess:
                 freed += await node.store.delete_oldest_events(
                     owned, excess - freed, unpublished, kinds=kinds

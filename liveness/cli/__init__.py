@@ -33,6 +33,7 @@ COMMANDS = {
     "watch": CommandEntry("watch", "Show events as they happen."),
     "workers": CommandEntry("workers", "List, pause, drain, expire and forget workers."),
     "components": CommandEntry("components", "List, restart, stop, pause and scale supervised processes."),
+    "progress": CommandEntry("progress", "Show how far units of work are, and forget units."),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),

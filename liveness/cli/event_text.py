@@ -238,7 +238,7 @@ def _described(event: Event, data: Data) -> EventText:
         parts.append(f"works on {_truncate(data['profile']['current_job'])}")
     if data.get("loop_lag_ms"):
         parts.append(f"its loop has not answered for {humanize_ms(data['loop_lag_ms'])}")
-    if data["last_error"]:
+    if data["last_error"] and data.get("error_reported", True):
         parts.append(f"last error: {_truncate(data['last_error'])}")
     return EventText(
         EventTone.PROBLEM if data["last_error"] else EventTone.MINOR,
@@ -443,6 +443,30 @@ def _handed_on(event: Event, data: Data) -> EventText:
     return EventText(EventTone.PROGRESS, _event_activity_name(event, data), "was handed on to another engine")
 
 
+# -- progress
+
+
+def _progress_reported(event: Event, data: Data) -> EventText:
+    parts = (
+        [_count(data["successes"], "success", "successes")] if data["successes"] or not data["error"] else []
+    )
+    if data["error"]:
+        parts.append(f"the error {_truncate(data['error'])}")
+    return EventText(
+        EventTone.PROBLEM if data["error"] else EventTone.MINOR,
+        f"unit {data['unit']}",
+        f"got {' and '.join(parts)} from {data['worker']}",
+    )
+
+
+def _progress_forgotten(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.OPERATOR,
+        f"unit {data['unit']}",
+        f"was forgotten{_by(data)}{_reason_suffix(data['reason'])}",
+    )
+
+
 # -- the rest
 
 
@@ -513,6 +537,8 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "ActivityMadeAvailable": _made_available,
     "ActivityQuarantined": _quarantined,
     "ActivityHandedOn": _handed_on,
+    "ProgressReported": _progress_reported,
+    "ProgressForgotten": _progress_forgotten,
     "ConfigChanged": _config_changed,
     "ShardTaken": _shard_taken,
 }

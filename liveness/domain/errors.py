@@ -39,6 +39,7 @@ LivenessError
 │   ├── TooManyLogRequests
 │   ├── ActivityQuotaExceeded
 │   ├── ActivityBytesExceeded
+│   ├── UnitQuotaExceeded
 │   ├── TooManyPolls
 │   ├── TooManyWatchers
 │   ├── TooManyStreams
@@ -55,6 +56,7 @@ LivenessError
 │   ├── ComponentNotFound
 │   ├── ComponentGroupNotFound
 │   ├── ActivityNotFound
+│   ├── UnitNotFound
 │   ├── NamespaceNotFound
 │   ├── TaskNotFound
 │   └── TokenNotFound
@@ -406,6 +408,17 @@ class ActivityQuotaExceeded(Exhausted):
     limit: int
 
 
+class UnitQuotaExceeded(Exhausted):
+    reason = "UNIT_QUOTA_EXCEEDED"
+    template = (
+        "Namespace {namespace} has its {limit} units of work; forget those that nobody works on any more, or raise "
+        "max_progress_units."
+    )
+
+    namespace: str
+    limit: int
+
+
 class ActivityBytesExceeded(Exhausted):
     reason = "ACTIVITY_BYTES_EXCEEDED"
     template = (
@@ -496,6 +509,14 @@ class ComponentNotFound(NotFound):
     template = "There is no component {component} in namespace {namespace}."
 
     component: str
+    namespace: str
+
+
+class UnitNotFound(NotFound):
+    reason = "UNIT_NOT_FOUND"
+    template = "Nobody has reported progress of unit {unit} in namespace {namespace}."
+
+    unit: str
     namespace: str
 
 

@@ -72,6 +72,8 @@ def evolve(worker: Worker | None, event: WorkerEvent, sequence: int, wall_ms: in
         return _activated(worker, event, sequence, wall_ms)
     if isinstance(event, Activation):
         return _reactivated(worker, event, wall_ms)
+    if isinstance(event, WorkerDescribed):
+        return _described(worker, event, wall_ms)
     return _evolve(event, worker)
 
 
@@ -80,15 +82,23 @@ def apply_renewal(worker: Worker, event: LeaseRenewed, wall_offset_ms: int) -> W
 
     `wall_offset_ms`: wall time minus observed time, which all renewals of a log row share."""
     (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, _, _, resync, reason, detail, standing, _, principal) = worker  # fmt: skip
+     last_error, _, _, resync, reason, detail, standing, _, principal, heartbeats) = worker  # fmt: skip
     if state is not ACTIVE:
         raise ImpossibleEvent(f"LeaseRenewed about a worker that is {state.name}")
     new_sequence, at_ms, successes, errors = event
     return tuple.__new__(Worker, (
         number, state, session_id, new_sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost,
         superseded, profile, status, last_error, successes, errors, resync or new_sequence > sequence + 1 > 1, reason,
-        detail, standing, wall_offset_ms, principal,
+        detail, standing, wall_offset_ms, principal, heartbeats + 1,
     ))  # fmt: skip
+
+
+def _described(worker: Worker, event: WorkerDescribed, wall_ms: int) -> Worker:
+    described = worker._replace(
+        profile=compact_profile(event.profile), status=event.status, last_error=event.last_error
+    )
+    error_ms = wall_ms if event.error_reported else worker.standing.last_error_wall_ms
+    return _replace_standing(described, loop_lag_ms=event.loop_lag_ms, last_error_wall_ms=error_ms)
 
 
 @singledispatch
@@ -128,14 +138,15 @@ def _activated(worker: Worker | None, event: Activation, number: int, wall_ms: i
         resync=event.resync,
         inactive_reason=None,
         inactive_detail="",
-        standing=_standing_after_activation(worker, event),
+        standing=_standing_after_activation(worker, event, wall_ms),
         wall_offset_ms=intern_ms(wall_ms - event.at_ms),
         # The name is shared by all workers of a principal.
         principal=intern(event.principal),
+        heartbeats=(worker.heartbeats if worker and not isinstance(event, WorkerRegistered) else 0) + 1,
     )
 
 
-def _standing_after_activation(worker: Worker | None, event: Activation) -> Standing:
+def _standing_after_activation(worker: Worker | None, event: Activation, wall_ms: int) -> Standing:
     """A pause applies to every process that uses the key; a drain and a disconnect grace belong to one session."""
     before = worker.standing if worker else NO_STANDING
     # Without a session id, a returning process cannot be told from a new one.
@@ -147,7 +158,10 @@ def _standing_after_activation(worker: Worker | None, event: Activation) -> Stan
             loop_lag_ms=event.loop_lag_ms,
             component=before.component,
             orders=before.orders,
+            last_error_wall_ms=before.last_error_wall_ms,
         )
+    if event.error_reported:
+        standing = standing._replace(last_error_wall_ms=wall_ms)
     if isinstance(event, SessionReplaced) and before.handed:
         held = worker.bindings if worker else {}
         declared = {activity.id: activity.attempt for activity in event.bindings}
@@ -237,14 +251,6 @@ def _(event: DrainBegun, worker: Worker) -> Worker:
 @_evolve.register
 def _(event: DisconnectGraceGranted, worker: Worker) -> Worker:
     return _replace_standing(worker, grace_ms=event.grace_ms)
-
-
-@_evolve.register
-def _(event: WorkerDescribed, worker: Worker) -> Worker:
-    described = worker._replace(
-        profile=compact_profile(event.profile), status=event.status, last_error=event.last_error
-    )
-    return _replace_standing(described, loop_lag_ms=event.loop_lag_ms)
 
 
 @_evolve.register

@@ -33,6 +33,7 @@ from liveness.domain.fold import apply_renewal, evolve
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.plain_renewal import renew_if_plain
 from liveness.domain.policy import Policy
+from liveness.domain.progress import ProgressReport, UnitKey
 from liveness.domain.reactions import ActivityRescheduleTask, react
 from liveness.domain.verdicts import count_verdict, is_death, is_silent_death
 from liveness.domain.worker import InactiveReason, Worker, WorkerState
@@ -48,6 +49,7 @@ from liveness.engine.changes import (
 )
 from liveness.engine.observed_clock import ListeningTime, ObservedClock
 from liveness.engine.pending import SAME_OFFSET_MS, Pending
+from liveness.engine.progress_book import ProgressBook
 from liveness.engine.recovery import RecoveredWorkers, renewal_state_of
 from liveness.engine.timers import Timers
 from liveness.expiry.disconnects import DisconnectedWorkers
@@ -127,8 +129,7 @@ class Shard:
         self.workers = recovered.workers
         self.activities = ActivityBook(dict(snapshot.activities), timers)
         self.census = Census(self.workers)
-        self.population = self.census.population
-        """ACTIVE and INACTIVE workers per namespace."""
+        self.progress = ProgressBook(snapshot.progress)
         self.slots = Counter(snapshot.slots)
         """Workers per namespace that this shard may have, if several nodes share the namespace's quota."""
         self.epoch_floor = snapshot.epoch_floor
@@ -157,6 +158,11 @@ class Shard:
         self._dirty = False
         for key, worker in self.workers.items():
             self._arm(key, worker)
+
+    @property
+    def population(self) -> Counter[str]:
+        """ACTIVE and INACTIVE workers per namespace."""
+        return self.census.population
 
     # -- time
 
@@ -200,6 +206,12 @@ class Shard:
             return None
         event, after = renewal
         self._store_renewal(key, event, after)
+        applied = self.census.totals.applied[key[0]]
+        applied[0] += 1
+        if successes:
+            applied[1] += successes
+        if errors:
+            applied[2] += errors
         if self.needs_attention:
             self._mark_alive(key)
         return after
@@ -332,6 +344,19 @@ class Shard:
         now_ms = self.now_ms()
         return self.activities.apply(key, events, self._pending, self._wall_time(now_ms), now_ms)
 
+    def report_progress(self, key: UnitKey, report: ProgressReport) -> bool:
+        """Returns whether the report counts; it does not if it was counted before."""
+        now_ms = self.now_ms()
+        is_counted = self.progress.report(key, report, self._pending, self._wall_time(now_ms), now_ms)
+        if is_counted:
+            self._mark_dirty()
+        return is_counted
+
+    def forget_progress(self, key: UnitKey, reason: str, by: str) -> None:
+        now_ms = self.now_ms()
+        self.progress.forget(key, reason, by, self._pending, self._wall_time(now_ms), now_ms)
+        self._mark_dirty()
+
     def clean_up(self, key: WorkerKey, policy: Policy) -> bool:
         worker = self.workers[key]
         now_ms = self.now_ms()
@@ -432,6 +457,7 @@ class Shard:
     def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
         after = apply_renewal(worker, event, self._pending.wall_offset_ms)
         self._store_renewal(key, event, after)
+        self.census.totals.record_change(key.namespace, worker, after)
         return after
 
     def _store_renewal(self, key: tuple[str, str], event: LeaseRenewed, after: Worker) -> None:
@@ -479,6 +505,7 @@ class Shard:
         self, key: WorkerKey, before: Worker | None, event: WorkerEvent, after: Worker | None, seq: int
     ) -> None:
         """Update everything that is derived from workers after one event."""
+        self.census.totals.record_change(key.namespace, before, after)
         if before is not None and (after is None or after.number != before.number):
             self._fingerprints.pop(before.number, None)
         if after is None:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
+from liveness.domain.progress import UnitKey, UnitProgress
 from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import BoundActivity, Worker, WorkerState
@@ -110,6 +111,8 @@ class ShardCommit:
     activities: dict[ActivityKey, Activity] = field(default_factory=dict)
     new_tasks: list[NewTaskBatch] = field(default_factory=list)
     task_updates: dict[int, TaskUpdate] = field(default_factory=dict)
+    progress: dict[UnitKey, UnitProgress | None] = field(default_factory=dict)
+    """Rows to write; None to delete."""
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
     verdicts: dict[str, VerdictCounts] = field(default_factory=dict)
     """Increments of the counts of each namespace."""
@@ -142,6 +145,7 @@ class ShardSnapshot(NamedTuple):
     """How many workers of each namespace the shard may hold; see `Store.grant_slots`."""
     epoch_floor: int = 1
     """The lowest lease epoch of a worker that registers; see `store/timeline.py`."""
+    progress: Mapping[UnitKey, UnitProgress] = MappingProxyType({})
 
 
 class WorkerRow(NamedTuple):
@@ -174,6 +178,12 @@ class ActivityFilter:
     states: tuple[ActivityState, ...] = ()
     task_queue: str = ""
     worker: str = ""
+
+
+class ProgressRow(NamedTuple):
+    key: UnitKey
+    shard_id: int
+    progress: UnitProgress
 
 
 class FeedPage(NamedTuple):
@@ -388,6 +398,11 @@ class Store(Protocol):
     async def list_activities(
         self, namespace: str, where: ActivityFilter, after: ActivityId | None, limit: int
     ) -> Page[ActivityRow]: ...
+
+    async def list_progress(
+        self, namespace: str, prefix: str, failing: bool, after_unit: str | None, limit: int
+    ) -> Page[ProgressRow]:
+        """`failing`: only units whose last report was an error."""
 
     async def prune_activities(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int

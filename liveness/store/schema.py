@@ -12,6 +12,7 @@ slots       how many workers of a namespace each shard may hold; the sum never e
             and their bytes have rows of their own, with a suffix after the namespace (cluster/slots.py)
 relays      how far each shard's log was published to a broker
 deaths      projection: who died when, so that certificates count those who died with a worker
+progress    projection: how far units of work are
 verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive
 deletions   which events retention has deleted from the log, so that no reader skips them without notice
 sizes       the size of the database over the last days, for its growth
@@ -272,6 +273,20 @@ verdicts = Table(
     # May exceed deaths: nodes of the version before this table do not count deaths.
     Column("refuted", Int64, nullable=False),
     CheckConstraint("deaths >= 0 AND refuted >= 0", name="verdicts_counts"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+progress = Table(
+    "progress",
+    metadata,
+    Column("namespace", KeyText, primary_key=True),
+    Column("unit", KeyText, primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("failing", Int16, nullable=False),  # whether the last report was an error
+    Column("payload", JsonText, nullable=False),
+    CheckConstraint("failing IN (0, 1)", name="progress_failing"),
+    Index("progress_by_shard", "shard_id"),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

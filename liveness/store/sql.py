@@ -34,6 +34,7 @@ from liveness.store.api import (
     ActivityFilter,
     ActivityRow,
     FeedPage,
+    ProgressRow,
     QueueCount,
     RelayBacklog,
     ShardCommit,
@@ -64,6 +65,8 @@ from liveness.store.node_registry import (
     renew_node,
 )
 from liveness.store.pages import Page, read_page
+from liveness.store.prefixes import starts_with
+from liveness.store.progress_rows import list_progress
 from liveness.store.recent_events import recent_events
 from liveness.store.retention import DeletableEvents, EventScan
 from liveness.store.schema import (
@@ -519,6 +522,13 @@ class SqlStore:
 
         return await self._database.read(read)
 
+    async def list_progress(
+        self, namespace: str, prefix: str, failing: bool, after_unit: str | None, limit: int
+    ) -> Page[ProgressRow]:
+        return await self._database.read(
+            lambda connection: list_progress(connection, namespace, prefix, failing, after_unit, limit)
+        )
+
     async def prune_activities(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
     ) -> int:
@@ -678,16 +688,5 @@ def _worker_conditions(namespace: str, where: WorkerFilter) -> ColumnElement[boo
     columns = ("task_queue", "build_id", "host_name")
     conditions += [workers.c[name] == value for name in columns if (value := getattr(where, name))]
     if where.key_prefix:
-        conditions.append(workers.c.worker_key >= where.key_prefix)
-        if (end := prefix_upper_bound(where.key_prefix)) is not None:
-            conditions.append(workers.c.worker_key < end)
+        conditions.append(starts_with(workers.c.worker_key, where.key_prefix))
     return and_(*conditions)
-
-
-def prefix_upper_bound(prefix: str) -> str | None:
-    """The least string that sorts after all strings that start with `prefix`. UTF-8 sorts like its code points."""
-    for index in range(len(prefix) - 1, -1, -1):
-        point = ord(prefix[index])
-        if point < 0x10FFFF:
-            return prefix[:index] + chr(0xE000 if point == 0xD7FF else point + 1)
-    return None

@@ -150,6 +150,48 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         _per_namespace(lambda counters: counters.heartbeats),
     ),
     CounterMetric(
+        "liveness_heartbeats_applied_total",
+        "Heartbeats that were applied: neither refused nor repeated. As of the last two seconds, like the next two.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.counted.heartbeats),
+    ),
+    CounterMetric(
+        "liveness_successes_total",
+        "Successes that these heartbeats reported.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.counted.successes),
+    ),
+    CounterMetric(
+        "liveness_errors_total",
+        "Errors that these heartbeats reported.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.counted.errors),
+    ),
+    GaugeMetric(
+        "liveness_progress_units",
+        "Units of work whose progress is kept; the limit is `max_progress_units`.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.progress_units()),
+    ),
+    CounterMetric(
+        "liveness_progress_successes_total",
+        "Successes that reports of progress counted.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.progress_successes),
+    ),
+    CounterMetric(
+        "liveness_progress_errors_total",
+        "Reports of progress with an error.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.progress_errors),
+    ),
+    CounterMetric(
+        "liveness_progress_repeated_total",
+        "Reports of progress that had been counted before, by their report_id, and changed nothing.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.progress_repeated),
+    ),
+    CounterMetric(
         "liveness_heartbeats_refused_total",
         "Heartbeats that were refused, by the reason that the worker was told; RATE_LIMITED is one.",
         ("namespace", "reason"),

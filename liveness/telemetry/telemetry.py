@@ -13,6 +13,7 @@ from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.engine.census import count_by_state
 from liveness.engine.changes import Transition
+from liveness.engine.counter_totals import NOTHING_COUNTED, Counted
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
@@ -146,6 +147,7 @@ class Telemetry(NodeListener):
         self._namespace_rings: dict[str, SampleRing] = {}
         self._last_counters: dict[str, tuple[int, ...]] = {}
         """Counter values of each namespace at the last sample."""
+        self._last_counted: dict[str, Counted] = {}
         self._last_latencies = list(self.heartbeat_duration_s.counts)
         self._sampled_ms = sample_time_ms(node.clock.wall_ms())
         self._rebalanced_ms = node.clock.monotonic_ms()
@@ -168,6 +170,15 @@ class Telemetry(NodeListener):
 
     def record_refused_activity(self, namespace: str, error: LivenessError) -> None:
         self.counters.get(namespace).refused_activities[error.reason] += 1
+
+    def record_progress(self, namespace: str, successes: int, failed: bool, *, is_counted: bool) -> None:
+        """Count a report that is durable."""
+        counters = self.counters.get(namespace)
+        if is_counted:
+            counters.progress_successes += successes
+            counters.progress_errors += failed
+        else:
+            counters.progress_repeated += 1
 
     def record_refused_items(self, namespace: str, errors: Collection[LivenessError]) -> None:
         """Count items of a batch as suspicious and denied. Other calls fail as a whole, and `server/oversight.py` sees that."""
@@ -260,6 +271,13 @@ class Telemetry(NodeListener):
             found.update(shard.activities.quarantined)
         return found
 
+    def progress_units(self) -> Counter[str]:
+        """Counts units of work by namespace."""
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            found.update(shard.progress.counts)
+        return found
+
     def dead(self) -> Counter[str]:
         """Counts INACTIVE workers that died, by namespace."""
         found: Counter[str] = Counter()
@@ -312,6 +330,9 @@ class Telemetry(NodeListener):
     def take_sample(self) -> None:
         at_ms = self._sampled_ms = sample_time_ms(self.node.clock.wall_ms())
         census, disconnected = self.node.census, self.disconnected_counts()
+        counted_before, self._last_counted = self._last_counted, self.node.counted()
+        for namespace, now_counted in self._last_counted.items():
+            self.counters.add_counted(namespace, now_counted, counted_before.get(namespace, NOTHING_COUNTED))
         available = self.waiting_work.available_counts()
         total = [0] * len(COUNTER_FIELDS)
         for namespace, counters in self.counters.items():

@@ -19,6 +19,7 @@ import { Components, NoComponents } from './views/components.js';
 import { Events } from './views/events.js';
 import { Nodes } from './views/nodes.js';
 import { Overview } from './views/overview.js';
+import { Progress } from './views/progress.js';
 import { Tasks } from './views/tasks.js';
 import { Worker } from './views/worker.js';
 import { Workers } from './views/workers.js';
@@ -31,6 +32,7 @@ const VIEWS = {
   component: { view: Component, title: 'Component', needsNamespace: true },
   activities: { view: Activities, title: 'Activities', needsNamespace: true },
   activity: { view: Activity, title: 'Activity', needsNamespace: true },
+  progress: { view: Progress, title: 'Progress', needsNamespace: true },
   tasks: { view: Tasks, title: 'Tasks' },
   events: { view: Events, title: 'Events' },
   nodes: { view: Nodes, title: 'Nodes' },

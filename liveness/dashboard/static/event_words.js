@@ -50,6 +50,8 @@ const SENTENCES = {
   ActivityMadeAvailable: (e, d) => `${activity(e, d)} ${d.fresh ? `was given a fresh start${by(d)}` : 'is available'} as attempt ${d.attempt}`,
   ActivityQuarantined: (e, d) => `${activity(e, d)} was quarantined after ${counted(d.deaths, 'death')} in a row`,
   ActivityHandedOn: (e, d) => `${activity(e, d)} was taken by another engine`,
+  ProgressReported: (e, d) => `unit ${d.unit}: ${progressed(d)} by ${d.worker}`,
+  ProgressForgotten: (e, d) => `unit ${d.unit} was forgotten${by(d)}${because(d.reason)}`,
   ConfigChanged: (e, d) => `settings changed${by(d)}${because(d.reason)}`,
   ShardTaken: (e, d) => `shard ${e.shard_id} is served by ${d.owner} under epoch ${d.epoch}`,
 };
@@ -67,6 +69,11 @@ function component(data) {
   // The supervisor often gives the exit as the reason.
   const facts = [data.reason, ended !== data.reason && ended].filter(Boolean).join(', ');
   return `is ${data.status.toLowerCase()}${data.process_id ? ` as process ${data.process_id}` : ''}${by(data)}${because(facts)}`;
+}
+
+function progressed({ successes, error }) {
+  const done = successes || !error ? counted(successes, 'success', 'successes') : '';
+  return [done, error && `the error ${error}`].filter(Boolean).join(' and ');
 }
 
 function ordered({ action, components, processes }) {
@@ -89,7 +96,7 @@ export function sentenceOf(event) {
 
 const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
 const GOOD = new Set(['WorkerRegistered', 'WorkerResurrected', 'ActivityCompleted']);
-const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ShardTaken', 'ActivityCancelled']);
+const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ProgressForgotten', 'ShardTaken', 'ActivityCancelled']);
 
 export function toneOfEvent(type) {
   if (BAD.has(type)) return 'bad';

@@ -29,6 +29,7 @@ from liveness.server.admin_service import AdminService
 from liveness.server.component_service import ComponentService
 from liveness.server.grpc_registration import register_service
 from liveness.server.liveness_service import LivenessService
+from liveness.server.progress_service import ProgressService
 from liveness.v1 import cluster_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
@@ -145,6 +146,7 @@ class Owner:
             workers,
             ActivityService(server.node, server.ownership, server.matching),
             ComponentService(server.node, workers, server.supervisor_mail),
+            ProgressService(server.node, server.telemetry, server.quotas),
             AdminService(server.node, server.fleet, None, server.membership, server.peers),
         )
         wait = server.node.wait_all_durable

@@ -58,6 +58,8 @@ REASONS = {
     "ActivityBytesExceeded": "ACTIVITY_BYTES_EXCEEDED",
     "TooManyPolls": "TOO_MANY_POLLS",
     "TooManyWatchers": "TOO_MANY_WATCHERS",
+    "UnitNotFound": "UNIT_NOT_FOUND",
+    "UnitQuotaExceeded": "UNIT_QUOTA_EXCEEDED",
     "TooManyStreams": "TOO_MANY_STREAMS",
     "TooManyConnections": "TOO_MANY_CONNECTIONS",
     "AttachmentReplaced": "ATTACHMENT_REPLACED",
