@@ -79,7 +79,7 @@ def _display(value: object) -> str:
     parts = value.split() if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         return str(value)
-    return " ".join(without_password(str(part)) for part in parts)
+    return repr(" ".join(without_password(str(part)) for part in parts))
 
 
 SETTING_TYPES: Mapping[str, SettingType] = {

@@ -108,6 +108,11 @@ class PgaiFollower:
     def is_following(self) -> bool:
         return bool(self._lease.epoch) and self._read_ms is not None
 
+    def is_silence_counted(self, id: str) -> bool:
+        """Whether this follower counts the silence of a worker."""
+        worker = self._workers.get(id)
+        return worker is not None and self._read_ms is not None and not worker.is_cut_off
+
     async def _follow(self) -> None:
         while True:
             began_ms = self._clock.monotonic_ms()
