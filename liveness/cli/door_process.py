@@ -47,6 +47,7 @@ def own_follower_settings(settings: Settings) -> tuple[FollowerSettings, ...]:
             liveness=(),
             namespace=door.namespace,
             credentials=credentials_of(client),
+            is_alone=settings.sqlite_path is not None,
             hint_ms=0 if hints == HINTS_OFF else parse_ms(hints) or 0,
             restart_allowance_ms=parse_ms(allowance) or 0,
         )

@@ -33,6 +33,7 @@ class LivenessAway(Exception):
 class DoorLease:
     def __init__(self, settings: FollowerSettings, client: LivenessClient, clock: Clock) -> None:
         self._namespace = settings.namespace
+        self._is_alone = settings.is_alone
         self._database = shown_dsn(settings.dsn)
         self._client = client
         self._warning = RepeatedWarning(logger, "liveness refuses the follower", clock)
@@ -46,7 +47,7 @@ class DoorLease:
         beat = WorkerHeartbeat(
             worker_instance_key=DOOR_KEY,
             session_id=self.session_id,
-            only_if_free=True,
+            only_if_free=not self._is_alone,
             new_incarnation=True,
             lease_epoch=self.epoch,
             status=WORKER_STATUS_RUNNING,

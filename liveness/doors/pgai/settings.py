@@ -18,6 +18,8 @@ class FollowerSettings:
     credentials: Credentials = field(default_factory=Credentials)
     """For liveness."""
     poll_ms: int = 500
+    is_alone: bool = False
+    """Whether no other server can share the database of liveness, so that an earlier follower is gone for certain."""
     hint_ms: int = 2_000
     """How long a worker whose heartbeat session ended counts as alive; 0: the end of a session means nothing."""
     restart_allowance_ms: int = 3_600_000

@@ -17,6 +17,8 @@ from liveness.doors.pgai import installation
 from liveness.doors.pgai.follower import PgaiFollower
 from liveness.doors.pgai.settings import FollowerSettings
 from liveness.testing import LocalServer
+from liveness.v1.admin_pb2 import UpdateConfigRequest
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.progress_service_pb2 import GetProgressRequest, UnitProgress
 from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
 from liveness.v1.service_pb2 import DescribeWorkerRequest, ListWorkersRequest
@@ -110,6 +112,12 @@ class Stage:
     def keys(self) -> set[str]:
         workers = self.liveness.ListWorkers(ListWorkersRequest(namespace=NAMESPACE)).workers
         return {worker.worker_instance_key for worker in workers}
+
+    def clean_up_after(self, seconds: int) -> None:
+        """Set how long an INACTIVE worker may return before it is cleaned up."""
+        request = UpdateConfigRequest(namespace=NAMESPACE)
+        request.set.cleanup_delay.FromSeconds(seconds)
+        AdminServiceStub(self._channel).UpdateConfig(request)
 
     def unit(self, unit: str) -> UnitProgress:
         return self.progress_service.GetProgress(GetProgressRequest(namespace=NAMESPACE, unit=unit)).progress

@@ -11,6 +11,7 @@ from liveness.v1.worker_pb2 import (
     INACTIVE_REASON_LEASE_EXPIRED,
     INACTIVE_REASON_SHUTDOWN,
     WORKER_STATE_ACTIVE,
+    WORKER_STATE_CLEANED_UP,
     WORKER_STATE_INACTIVE,
 )
 from tests.integration.doors.pgai.conftest import Stage
@@ -186,11 +187,12 @@ async def test_what_a_worker_counted_before_it_died_unseen_is_counted(stage: Sta
 
 
 async def test_a_worker_that_was_cleaned_up_begins_a_new_life_without_counting_twice(stage: Stage) -> None:
+    stage.clean_up_after(1)
     id = await stage.start_worker()
     await stage.beat(id, 5)
     await stage.turn(3)
     await asyncio.to_thread(stage.local.advance, 40)
-    await asyncio.to_thread(stage.local.advance, 3_700)
+    assert stage.describe(id).state == WORKER_STATE_CLEANED_UP
     await stage.replace_follower()
     await stage.beat(id, 2)
     await stage.turn(4)
