@@ -27,6 +27,7 @@ MEANINGS = {
     "liveness": "installed by liveness",
     "stock": "installed by pgai (followed without writing to it)",
     "incomplete": "another installation, which is incomplete",
+    "conflict": "installed by liveness, with objects of others beside it",
 }
 
 

@@ -21,6 +21,13 @@ from liveness.doors.pgai.schema import (
     STATE_TABLE,
 )
 
+FAILURES = (
+    OSError,
+    ValueError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 5.0
 ROWS_MAX = 10_000
@@ -118,7 +125,7 @@ class UserDatabase:
         except TimeoutError:
             self.close()
             raise DatabaseAway(f"no answer within {READ_TIMEOUT_S:.0f} s") from None
-        except (OSError, PgaiError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+        except (PgaiError, *FAILURES) as error:
             self.close()
             raise DatabaseAway(describe(error)) from None
 
@@ -143,7 +150,7 @@ class UserDatabase:
         except TimeoutError:
             self.close()
             raise DatabaseAway(f"no answer within {READ_TIMEOUT_S:.0f} s") from None
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+        except FAILURES as error:
             self.close()
             raise DatabaseAway(describe(error)) from None
 

@@ -92,11 +92,16 @@ class PgaiFollower:
         )
         self._liveness_away = RepeatedWarning(logger, "liveness does not answer the follower", self._clock)
         self._refused = RepeatedWarning(logger, "liveness refuses a pgai worker", self._clock)
-        self._tasks = BackgroundTasks("pgai door")
+        self._tasks = BackgroundTasks("pgai door", on_failure=self._start_again)
 
     def start(self) -> None:
         """Neither the database nor liveness need be there."""
         self._tasks.start(self._follow())
+
+    def _start_again(self, _: BaseException) -> None:
+        """A follower that stops would let all leases end."""
+        self._forget_all()
+        self._tasks.start(self._follow(RETRY_MS))
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -113,7 +118,8 @@ class PgaiFollower:
         worker = self._workers.get(id)
         return worker is not None and self._read_ms is not None and not worker.is_cut_off
 
-    async def _follow(self) -> None:
+    async def _follow(self, delay_ms: int = 0) -> None:
+        await self._clock.sleep(delay_ms)
         while True:
             began_ms = self._clock.monotonic_ms()
             try:
@@ -264,12 +270,10 @@ class PgaiFollower:
         if before is None:
             worker.progress_s = progress_s
             worker.silent_ms = 0
-            # What a list said about it may be older than what its shard knows.
-            worker.recorded = None
             worker.is_late = reading.now_s - row.last_heartbeat_s > row.silence_ms / 1_000
         elif row.heartbeats != before.heartbeats:
             if row.heartbeats < before.heartbeats:
-                worker.recorded, worker.is_fenced, worker.counting = None, False, None
+                worker.is_fenced, worker.counting = False, None
             worker.hear()
             worker.is_late = False
         elif progress_s > worker.progress_s:
@@ -386,7 +390,7 @@ class PgaiFollower:
             # It may have been recorded: it is sent again as it was.
             worker.retry_ms = self._clock.monotonic_ms() + failure.retry_after_ms
             return
-        worker.recorded, worker.is_fenced, worker.counting = None, False, None
+        worker.is_fenced, worker.counting = False, None
         if failure.reason in ("STALE_HEARTBEAT", "SESSION_SUPERSEDED", "WORKER_CLEANED_UP"):
             worker.retry_ms = self._clock.monotonic_ms() + self._settings.poll_ms
             return

@@ -38,6 +38,8 @@ class Kind(StrEnum):
     """Somebody else's and complete: followed without writing to it."""
     INCOMPLETE = "incomplete"
     """Somebody else's, and not enough for workers to heartbeat."""
+    CONFLICT = "conflict"
+    """Somebody else's beside ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class _Objects:
             return Kind.NONE
         if not self.foreign:
             return Kind.LIVENESS
+        if self.ours & _STOCK_OBJECTS:
+            return Kind.CONFLICT
         return Kind.INCOMPLETE if self.missing else Kind.STOCK
 
 
@@ -91,6 +95,12 @@ class ForeignObjects(PgaiError):
 
     foreign: str
     missing: str
+
+
+class Conflict(PgaiError):
+    template = "Beside what liveness has installed there are {foreign}, so that calls of workers can be ambiguous; drop them, then try again."
+
+    foreign: str
 
 
 class NotOurs(PgaiError):
@@ -120,6 +130,8 @@ async def install(dsn: str, grant: Sequence[str] = (), grant_follower: Sequence[
         found = await _find_objects(connection)
         if found.kind is Kind.INCOMPLETE:
             raise ForeignObjects(foreign=", ".join(found.foreign), missing=", ".join(found.missing))
+        if found.kind is Kind.CONFLICT:
+            raise Conflict(foreign=", ".join(found.foreign))
         if found.kind is not Kind.STOCK:
             await _create(connection, found)
             for role in grant:

@@ -15,6 +15,8 @@ INTERVAL_MS_MAX = 365 * 86_400_000
 LEASE_MS_MIN = 2_000
 """A shorter lease would end between two readings."""
 ERROR_BYTES_MAX = 1_024
+VERSION_CHARS_MAX = 60
+"""Below the 255 bytes of a field of liveness, whatever the characters."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
@@ -70,7 +72,7 @@ def process_row(row: Mapping[str, Any]) -> ProcessRow | None:
         return None
     return ProcessRow(
         id=str(row["id"]),
-        version=_line(row["version"], 100),
+        version=_line(row["version"], VERSION_CHARS_MAX),
         started_s=_seconds(row["started_s"]),
         interval_ms=int(min(max(_seconds(row["interval_s"]) * 1_000, 0), INTERVAL_MS_MAX)),
         last_heartbeat_s=_seconds(row["last_heartbeat_s"]),

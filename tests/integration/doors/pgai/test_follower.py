@@ -7,6 +7,7 @@ import asyncio
 import grpc
 import pytest
 
+from liveness.doors.pgai import installation
 from liveness.v1.worker_pb2 import (
     INACTIVE_REASON_LEASE_EXPIRED,
     INACTIVE_REASON_SHUTDOWN,
@@ -15,6 +16,7 @@ from liveness.v1.worker_pb2 import (
     WORKER_STATE_INACTIVE,
 )
 from tests.integration.doors.pgai.conftest import Stage
+from tests.integration.doors.pgai.stock import STOCK_FUNCTIONS, STOCK_TABLES
 
 
 async def test_a_worker_appears_and_each_heartbeat_renews_its_lease(stage: Stage) -> None:
@@ -256,7 +258,7 @@ async def test_rows_that_nobody_would_write_do_no_harm(stage: Stage) -> None:
             success_count, error_count, last_error_message, last_heartbeat)
         VALUES (NULL, '-infinity', '-5 days', -3, -7, -9, NULL, now()),
                (repeat(E'x\\n', 5000), 'infinity', '1000000 years', 9223372036854775807, 1, 1, 'x', 'infinity'),
-               (E'\\x1b[31m', '200000-01-01', '0', 4611686018427387, 9223372036854775807, 9223372036854775807,
+               (E'\\x1b[31m' || repeat(E'\\u20ac', 500), '200000-01-01', '0', 4611686018427387, 9223372036854775807, 9223372036854775807,
                 repeat(E'\\u2028\\u20ac', 5000), now())"""
     )
     id = await stage.start_worker()
@@ -284,6 +286,27 @@ async def test_the_view_shows_what_liveness_knows(stage: Stage) -> None:
     assert len(shown) == 4
     followed = await connection.fetchval("SELECT clock_timestamp() - max(followed_at) FROM ai.liveness_workers")
     assert followed.total_seconds() < 60
+
+
+async def test_a_stock_installation_is_followed_without_writing_to_it(stage: Stage) -> None:
+    await installation.uninstall(stage.dsn)
+    connection = await stage.connect()
+    await connection.execute(STOCK_TABLES + STOCK_FUNCTIONS)
+    once, killed = await stage.start_worker("5 minutes"), await stage.start_worker("5 minutes")
+    sessions = {id: await stage.heartbeat_session(id) for id in (once, killed)}
+    for id in sessions:
+        await stage.beat(id, 1)
+    await stage.turn(4)
+    assert stage.counts(once) == stage.counts(killed) == (1, 0)
+    for session in sessions.values():
+        await session.close()
+    await stage.beat(once, 2)  # the heartbeat of its orderly end, long before the next one would be due
+    await stage.turn(2)
+    assert stage.describe(once).inactive_reason == INACTIVE_REASON_SHUTDOWN
+    assert stage.counts(once) == (3, 0)
+    await stage.turn(6)
+    assert stage.describe(killed).inactive_reason == INACTIVE_REASON_LEASE_EXPIRED
+    assert await stage.run("SELECT to_regclass('ai.liveness_workers')") is None
 
 
 async def test_a_unit_or_worker_that_is_not_there_is_not_made_up(stage: Stage) -> None:

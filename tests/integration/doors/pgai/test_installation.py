@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from liveness.cli import main
 from liveness.doors.pgai.connection import CannotConnect, Refused
 from liveness.doors.pgai.installation import (
+    Conflict,
     ForeignObjects,
     Kind,
     NotOurs,
@@ -24,28 +25,11 @@ from liveness.doors.pgai.installation import (
 )
 from tests.databases import PostgresServer
 from tests.free_ports import free_port
+from tests.integration.doors.pgai.stock import STOCK_FUNCTIONS, STOCK_TABLES
 
 OVERLOADS = """
 SELECT proname || '(' || oidvectortypes(proargtypes) || ')' FROM pg_proc
  WHERE pronamespace = to_regnamespace('ai') ORDER BY 1"""
-STOCK = """
-CREATE SCHEMA ai;
-CREATE TABLE ai.vectorizer_worker_process (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), version text NOT NULL,
-    started timestamptz NOT NULL DEFAULT now(), expected_heartbeat_interval interval NOT NULL,
-    last_heartbeat timestamptz NOT NULL DEFAULT now(), heartbeat_count int NOT NULL DEFAULT 0,
-    error_count int NOT NULL DEFAULT 0, success_count int NOT NULL DEFAULT 0, last_error_at timestamptz, last_error_message text);
-CREATE TABLE ai.vectorizer_worker_progress (vectorizer_id int PRIMARY KEY, success_count int NOT NULL DEFAULT 0,
-    error_count int NOT NULL DEFAULT 0, last_success_at timestamptz, last_success_process_id uuid,
-    last_error_at timestamptz, last_error_message text, last_error_process_id uuid);
-"""
-STOCK_FUNCTIONS = """
-CREATE FUNCTION ai._worker_start(version text, i interval) RETURNS uuid LANGUAGE sql AS $$
-    INSERT INTO ai.vectorizer_worker_process (version, expected_heartbeat_interval) VALUES (version, i) RETURNING id $$;
-CREATE FUNCTION ai._worker_heartbeat(w uuid, s int, e int, m text) RETURNS void LANGUAGE sql AS $$
-    UPDATE ai.vectorizer_worker_process SET last_heartbeat = clock_timestamp(), heartbeat_count = heartbeat_count + 1,
-        success_count = success_count + s, error_count = error_count + e WHERE id = w $$;
-CREATE FUNCTION ai._worker_progress(w uuid, v int, n int, m text) RETURNS void LANGUAGE sql AS '';
-"""
 
 
 async def run(dsn: str, statement: str, *values: object) -> Any:
@@ -128,7 +112,7 @@ async def test_a_role_gets_what_workers_need_and_nobody_else_anything(dsn: str, 
 
 
 async def test_a_stock_installation_stays_as_it_is(dsn: str) -> None:
-    await run(dsn, STOCK + STOCK_FUNCTIONS)
+    await run(dsn, STOCK_TABLES + STOCK_FUNCTIONS)
     before = await everything(dsn)
     assert (await install(dsn)).kind is Kind.STOCK
     assert await everything(dsn) == before
@@ -138,13 +122,21 @@ async def test_a_stock_installation_stays_as_it_is(dsn: str) -> None:
 
 
 async def test_an_incomplete_installation_is_refused_with_what_is_missing(dsn: str) -> None:
-    await run(dsn, STOCK)
+    await run(dsn, STOCK_TABLES)
     before = await everything(dsn)
     with pytest.raises(ForeignObjects, match="has ai.vectorizer_worker_process, .* lacks _worker_heartbeat, _worker_progress"):
         await install(dsn)
     await run(dsn, "CREATE FUNCTION ai._worker_heartbeat(uuid, int, int, text) RETURNS void LANGUAGE sql AS ''")
     assert await everything(dsn) != before
     assert (await read_status(dsn)).kind is Kind.INCOMPLETE
+
+
+async def test_a_second_overload_beside_ours_is_named(dsn: str) -> None:
+    await install(dsn)
+    await run(dsn, "CREATE FUNCTION ai._worker_heartbeat(uuid, int, int, text) RETURNS void LANGUAGE sql AS ''")
+    with pytest.raises(Conflict, match=r"there are ai\._worker_heartbeat\(uuid, integer, integer, text\), so that"):
+        await install(dsn)
+    assert (await read_status(dsn)).kind is Kind.CONFLICT
 
 
 async def test_uninstall_waits_for_workers_that_are_there(dsn: str) -> None:
