@@ -71,7 +71,9 @@ class Stage:
                 while not is_so(found := await self.workers(server)):
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise AssertionError(f"liveness never saw that; it has {found}\n{self.server.log_text()}") from None
+            raise AssertionError(
+                f"liveness never saw that; it has {found}\n{self.server.log_text()}"
+            ) from None
         return found
 
     async def start_pgai(self, *arguments: str) -> asyncio.subprocess.Process:

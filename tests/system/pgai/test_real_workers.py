@@ -51,7 +51,9 @@ async def test_a_worker_that_runs_once_says_goodbye(stage: Stage, pgai_python: P
     child = await stage.start_pgai(*cli(pgai_python, stage.dsn, "--once", "--poll-interval", "5m"))
     _, errors = await child.communicate()
     assert child.returncode == 0, errors.decode()
-    found = await stage.eventually(lambda workers: any(w.state == WORKER_STATE_INACTIVE for w in workers.values()))
+    found = await stage.eventually(
+        lambda workers: any(w.state == WORKER_STATE_INACTIVE for w in workers.values())
+    )
     assert only(found).inactive_reason == INACTIVE_REASON_SHUTDOWN
 
 
@@ -109,6 +111,10 @@ async def test_a_worker_that_lost_its_heartbeats_with_the_database_is_not_declar
     postgres.start()
     await stage.eventually(lambda _: "works again" in stage.server.log_text())
     before = only(await stage.workers())
-    after = only(await stage.eventually(lambda workers: only(workers).lease_deadline.seconds > before.lease_deadline.seconds))
+    after = only(
+        await stage.eventually(
+            lambda workers: only(workers).lease_deadline.seconds > before.lease_deadline.seconds
+        )
+    )
     assert after.state == WORKER_STATE_ACTIVE
     assert child.returncode is None

@@ -12,7 +12,7 @@ from pgai.vectorizer.worker_tracking.worker_tracking import WorkerTracking
 async def main(dsn: str, interval_s: float) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     features = Features.for_testing_latest_version()
-    tracking = WorkerTracking(dsn, interval_s, features, "0.12.1")  # type: ignore[arg-type]
+    tracking = WorkerTracking(dsn, interval_s, features, "0.12.1")
     await tracking.start()
     print(tracking.worker_id, flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,9 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_door_has_its_settings() -> None:
-    (follower,) = own_follower_settings(Settings(door=(DOOR,), door_pgai_hints="off", door_pgai_restart_allowance="5m"))
+    (follower,) = own_follower_settings(
+        Settings(door=(DOOR,), door_pgai_hints="off", door_pgai_restart_allowance="5m")
+    )
     assert follower.namespace == "pgai"
     assert follower.hint_ms == 0
     assert follower.restart_allowance_ms == 300_000
@@ -33,9 +36,12 @@ def test_each_door_has_its_settings() -> None:
     ("settings", "expected"),
     [
         ({"auth": "on"}, "needs a token where every call needs a credential; set LIVENESS_TOKEN_FILE"),
-        ({"tls_cert_file": "a", "tls_key_file": "b"}, "must check the certificate of its server; set LIVENESS_TLS_CA_FILE"),
+        (
+            {"tls_cert_file": "a", "tls_key_file": "b"},
+            "must check the certificate of its server; set LIVENESS_TLS_CA_FILE",
+        ),
     ],
 )
-def test_a_door_without_the_credentials_it_needs_is_refused(settings: dict[str, str], expected: str) -> None:
+def test_a_door_without_the_credentials_it_needs_is_refused(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(DoorUnusable, match=expected):
         own_follower_settings(Settings(door=(DOOR,), **settings))

@@ -19,12 +19,24 @@ def test_a_door_names_a_database_and_perhaps_a_namespace() -> None:
 
 def test_a_variable_separates_doors_with_spaces_because_urls_may_have_commas() -> None:
     several = f"pgai={URL}?host=a,b  pgai:billing={URL}"
-    assert load_settings({}, {"LIVENESS_DOOR": several}).door == (f"pgai={URL}?host=a,b", f"pgai:billing={URL}")
+    assert load_settings({}, {"LIVENESS_DOOR": several}).door == (
+        f"pgai={URL}?host=a,b",
+        f"pgai:billing={URL}",
+    )
 
 
 @pytest.mark.parametrize(
     "door",
-    ["pgai", "pgai=", "pgai=mysql://db/app", "pgai=postgresql://", "pgai:=" + URL, "noel=x", "pgai=service=", "pgai=a\nb"],
+    [
+        "pgai",
+        "pgai=",
+        "pgai=mysql://db/app",
+        "pgai=postgresql://",
+        "pgai:=" + URL,
+        "noel=x",
+        "pgai=service=",
+        "pgai=a\nb",
+    ],
 )
 def test_what_is_no_door_is_refused_in_one_sentence(door: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"^flag --door is .*, but must be pgai=postgresql://.*\.$"):
@@ -32,12 +44,16 @@ def test_what_is_no_door_is_refused_in_one_sentence(door: str, tmp_path: Path) -
 
 
 def test_two_databases_need_two_namespaces() -> None:
-    with pytest.raises(SettingsError, match="door has two databases for namespace pgai; write pgai:NAMESPACE=URL"):
+    with pytest.raises(
+        SettingsError, match="door has two databases for namespace pgai; write pgai:NAMESPACE=URL"
+    ):
         Settings(door=(f"pgai={URL}", "pgai=service=other"))
 
 
 def test_the_namespace_must_be_served() -> None:
-    with pytest.raises(SettingsError, match="namespace pgai, but it is not among the namespaces that are served: orders"):
+    with pytest.raises(
+        SettingsError, match="namespace pgai, but it is not among the namespaces that are served: orders"
+    ):
         Settings(door=(f"pgai={URL}",), namespaces=("orders",))
 
 

@@ -24,6 +24,7 @@ from liveness.doors.pgai.counting import (
     recorded_from_labels,
 )
 
+NOTHING = Totals()
 ID = "6f1d9ea2-1111-2222-3333-444455556666"
 
 
@@ -39,7 +40,7 @@ class Beat(NamedTuple):
 class Liveness:
     session_id: str = ""
     sequence: int = 0
-    totals: Totals = Totals()
+    totals: Totals = NOTHING
     labels: dict[str, str] = field(default_factory=dict)
     superseded: set[str] = field(default_factory=set)
 
@@ -63,7 +64,7 @@ class Liveness:
 @dataclass
 class Row:
     heartbeats: int = 0
-    totals: Totals = Totals()
+    totals: Totals = NOTHING
 
 
 @dataclass
@@ -91,7 +92,9 @@ class Follower:
             self.pending = Beat(recorded.session_id, fence_sequence(row.heartbeats), 0, 0, labels), None
             return self.pending[0]
         change = count(recorded, row.heartbeats, row.totals)
-        beat = Beat(recorded.session_id, change.after.sequence, change.successes, change.errors, change.after.labels)
+        beat = Beat(
+            recorded.session_id, change.after.sequence, change.successes, change.errors, change.after.labels
+        )
         self.pending = beat, change.after
         return beat
 
@@ -120,7 +123,9 @@ class Follower:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("work"), st.integers(0, 5), st.integers(0, 2)),
-        st.tuples(st.just("send"), st.sampled_from(["answered", "lost", "answer lost", "on its way"]), st.just(0)),
+        st.tuples(
+            st.just("send"), st.sampled_from(["answered", "lost", "answer lost", "on its way"]), st.just(0)
+        ),
         st.tuples(st.just("arrive"), st.integers(0, 10), st.just(0)),
         st.tuples(st.just("take over"), st.just(0), st.just(0)),
     ),

@@ -109,7 +109,7 @@ class Stage:
         worker = self.describe(id)
         return worker.successes, worker.errors
 
-    def keys(self) -> set[str]:
+    def worker_keys(self) -> set[str]:
         workers = self.liveness.ListWorkers(ListWorkersRequest(namespace=NAMESPACE)).workers
         return {worker.worker_instance_key for worker in workers}
 

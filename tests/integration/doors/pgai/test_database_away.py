@@ -25,7 +25,9 @@ async def test_no_lease_ends_while_the_database_is_away(stage: Stage, postgres: 
     await stage.beat(id, 1)
     await stage.turn(3)
     assert stage.counts(id) == (2, 0)
-    assert not stage.follower.is_silence_counted(silent), "its heartbeats may have ended with the old sessions"
+    assert not stage.follower.is_silence_counted(silent), (
+        "its heartbeats may have ended with the old sessions"
+    )
     assert stage.follower.is_silence_counted(id)
     await stage.turn(20)
     assert stage.state(id) != "ACTIVE", "it was heard of after the restart"

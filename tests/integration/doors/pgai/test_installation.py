@@ -90,8 +90,12 @@ async def test_a_schema_that_was_there_stays(dsn: str) -> None:
     assert await everything(dsn) == before
 
 
-async def test_a_role_gets_what_workers_need_and_nobody_else_anything(dsn: str, postgres: PostgresServer) -> None:
-    worker, other, follower = (f"{name} {dsn.rpartition('_')[2]}" for name in ("the worker", "stranger", "follower"))
+async def test_a_role_gets_what_workers_need_and_nobody_else_anything(
+    dsn: str, postgres: PostgresServer
+) -> None:
+    worker, other, follower = (
+        f"{name} {dsn.rpartition('_')[2]}" for name in ("the worker", "stranger", "follower")
+    )
     await run(dsn, f'CREATE ROLE "{worker}"; CREATE ROLE "{other}" LOGIN; CREATE ROLE "{follower}"')
     try:
         assert (await install(dsn, [worker], [follower])).grants == (f'"{worker}"',)
@@ -103,8 +107,11 @@ async def test_a_role_gets_what_workers_need_and_nobody_else_anything(dsn: str, 
         for forbidden in ("DELETE FROM ai.vectorizer_worker_process", "SELECT FROM ai.liveness_worker_state"):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await run(dsn, f'SET ROLE "{worker}"; {forbidden}')
-        await run(dsn, f'SET ROLE "{follower}"; SELECT FROM ai.liveness_workers; DELETE FROM ai.liveness_worker_state')
-        with pytest.raises(Refused, match="must be owner|permission denied"):
+        await run(
+            dsn,
+            f'SET ROLE "{follower}"; SELECT FROM ai.liveness_workers; DELETE FROM ai.liveness_worker_state',
+        )
+        with pytest.raises(Refused, match=r"must be owner|permission denied"):
             await install(dsn.replace("postgres@", f"{other.replace(' ', '%20')}@"))
     finally:
         await uninstall(dsn, force=True)
@@ -124,17 +131,26 @@ async def test_a_stock_installation_stays_as_it_is(dsn: str) -> None:
 async def test_an_incomplete_installation_is_refused_with_what_is_missing(dsn: str) -> None:
     await run(dsn, STOCK_TABLES)
     before = await everything(dsn)
-    with pytest.raises(ForeignObjects, match="has ai.vectorizer_worker_process, .* lacks _worker_heartbeat, _worker_progress"):
+    with pytest.raises(
+        ForeignObjects,
+        match=r"has ai\.vectorizer_worker_process, .* lacks _worker_heartbeat, _worker_progress",
+    ):
         await install(dsn)
-    await run(dsn, "CREATE FUNCTION ai._worker_heartbeat(uuid, int, int, text) RETURNS void LANGUAGE sql AS ''")
+    await run(
+        dsn, "CREATE FUNCTION ai._worker_heartbeat(uuid, int, int, text) RETURNS void LANGUAGE sql AS ''"
+    )
     assert await everything(dsn) != before
     assert (await read_status(dsn)).kind is Kind.INCOMPLETE
 
 
 async def test_a_second_overload_beside_ours_is_named(dsn: str) -> None:
     await install(dsn)
-    await run(dsn, "CREATE FUNCTION ai._worker_heartbeat(uuid, int, int, text) RETURNS void LANGUAGE sql AS ''")
-    with pytest.raises(Conflict, match=r"there are ai\._worker_heartbeat\(uuid, integer, integer, text\), so that"):
+    await run(
+        dsn, "CREATE FUNCTION ai._worker_heartbeat(uuid, int, int, text) RETURNS void LANGUAGE sql AS ''"
+    )
+    with pytest.raises(
+        Conflict, match=r"there are ai\._worker_heartbeat\(uuid, integer, integer, text\), so that"
+    ):
         await install(dsn)
     assert (await read_status(dsn)).kind is Kind.CONFLICT
 
@@ -149,7 +165,10 @@ async def test_uninstall_waits_for_workers_that_are_there(dsn: str) -> None:
     await run(dsn, "UPDATE ai.vectorizer_worker_process SET last_heartbeat = now() - interval '1 hour'")
     await uninstall(dsn)
     await install(dsn)
-    await run(dsn, "SELECT ai._worker_start('1', '5 minutes'); CREATE VIEW mine AS SELECT * FROM ai.vectorizer_worker_process")
+    await run(
+        dsn,
+        "SELECT ai._worker_start('1', '5 minutes'); CREATE VIEW mine AS SELECT * FROM ai.vectorizer_worker_process",
+    )
     with pytest.raises(Refused, match="other objects depend on it; nothing was changed"):
         await uninstall(dsn, force=True)
     await run(dsn, "DROP VIEW mine")
@@ -194,15 +213,18 @@ class TestFunctions:
                 PERFORM ai._worker_progress(id, 3::int, 0, 'x');
             END $$""",
         )
-        assert await column(dsn, "SELECT (heartbeat_count, success_count, error_count) FROM ai.vectorizer_worker_process") == [
-            (2, 2, 2)
-        ]
-        assert await column(dsn, "SELECT (success_count, error_count, last_error_message) FROM ai.vectorizer_worker_progress") == [
-            (4, 1, "x")
-        ]
+        assert await column(
+            dsn, "SELECT (heartbeat_count, success_count, error_count) FROM ai.vectorizer_worker_process"
+        ) == [(2, 2, 2)]
+        assert await column(
+            dsn, "SELECT (success_count, error_count, last_error_message) FROM ai.vectorizer_worker_progress"
+        ) == [(4, 1, "x")]
 
     async def test_no_argument_makes_them_fail(self, dsn: str) -> None:
-        await run(dsn, "CREATE SCHEMA ai; CREATE TABLE ai.vectorizer (id int PRIMARY KEY); INSERT INTO ai.vectorizer VALUES (1)")
+        await run(
+            dsn,
+            "CREATE SCHEMA ai; CREATE TABLE ai.vectorizer (id int PRIMARY KEY); INSERT INTO ai.vectorizer VALUES (1)",
+        )
         await install(dsn)
         await run(
             dsn,
@@ -235,13 +257,21 @@ class TestFunctions:
         try:
             for _ in range(10):
                 await asyncio.gather(
-                    *(each.execute("SELECT ai._worker_heartbeat($1, 1, 1, 'x')", id) for each in connections[:4]),
-                    *(each.execute("SELECT ai._worker_progress($1, 7, 2, NULL)", id) for each in connections[4:]),
+                    *(
+                        each.execute("SELECT ai._worker_heartbeat($1, 1, 1, 'x')", id)
+                        for each in connections[:4]
+                    ),
+                    *(
+                        each.execute("SELECT ai._worker_progress($1, 7, 2, NULL)", id)
+                        for each in connections[4:]
+                    ),
                 )
         finally:
             for each in connections:
                 await each.close()
-        assert await column(dsn, "SELECT (heartbeat_count, success_count) FROM ai.vectorizer_worker_process") == [(40, 40)]
+        assert await column(
+            dsn, "SELECT (heartbeat_count, success_count) FROM ai.vectorizer_worker_process"
+        ) == [(40, 40)]
         assert await column(dsn, "SELECT success_count FROM ai.vectorizer_worker_progress") == [80]
 
 
