@@ -167,6 +167,18 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         ("namespace",),
         _per_namespace(lambda counters: counters.counted.errors),
     ),
+    CounterMetric(
+        "liveness_heartbeats_refused_total",
+        "Heartbeats that were refused, by the reason that the worker was told; RATE_LIMITED is one.",
+        ("namespace", "reason"),
+        _per_namespace_and_reason(lambda counters: counters.refused),
+    ),
+    HistogramMetric(
+        "liveness_heartbeat_duration_seconds",
+        "Calls with one or more heartbeats: from their arrival to the answer, which is durable.",
+        lambda telemetry: telemetry.heartbeat_duration_s,
+    ),
+    # -- progress
     GaugeMetric(
         "liveness_progress_units",
         "Units of work whose progress is kept; the limit is `max_progress_units`.",
@@ -190,17 +202,6 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "Reports of progress that had been counted before, by their report_id, and changed nothing.",
         ("namespace",),
         _per_namespace(lambda counters: counters.progress_repeated),
-    ),
-    CounterMetric(
-        "liveness_heartbeats_refused_total",
-        "Heartbeats that were refused, by the reason that the worker was told; RATE_LIMITED is one.",
-        ("namespace", "reason"),
-        _per_namespace_and_reason(lambda counters: counters.refused),
-    ),
-    HistogramMetric(
-        "liveness_heartbeat_duration_seconds",
-        "Calls with one or more heartbeats: from their arrival to the answer, which is durable.",
-        lambda telemetry: telemetry.heartbeat_duration_s,
     ),
     # -- workers
     GaugeMetric(

@@ -464,8 +464,8 @@ class NamespaceConfig(_message.Message):
 
     @_builtins.property
     def binding_retention(self) -> _duration_pb2.Duration:
-        """How long changes of bindings are kept: BindingsChanged, BindingsEnded and ActivityHanded. Other events stay for
-        event_retention. 0: as long as those.
+        """How long changes of bindings are kept: BindingsChanged, BindingsEnded and ActivityHanded; and reports of progress:
+        ProgressReported. Other events stay for event_retention. 0: as long as those.
         """
 
     def __init__(
