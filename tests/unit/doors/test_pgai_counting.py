@@ -1,15 +1,14 @@
 """What a worker counts is counted once, however followers take over and whatever of their heartbeats is lost, late or repeated.
 
-The model of liveness below is the rule of the worker's state machine about sequence numbers. A heartbeat on its way may arrive at any
-later time, or never.
+A heartbeat on its way may arrive at any later time, or never.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from copy import copy
+from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from liveness.doors.pgai.counting import (
@@ -17,107 +16,92 @@ from liveness.doors.pgai.counting import (
     Recorded,
     Totals,
     count,
-    count_sequence,
-    fence_sequence,
     new_life,
-    new_session,
     recorded_from_labels,
 )
+from liveness.doors.pgai.followed_worker import FollowedWorker
+from liveness.doors.pgai.rows import ProcessRow
+from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE, Worker, WorkerHeartbeat
 
 NOTHING = Totals()
 ID = "6f1d9ea2-1111-2222-3333-444455556666"
 
 
-class Beat(NamedTuple):
-    session_id: str
-    sequence: int
-    successes: int
-    errors: int
-    labels: dict[str, str] | None
-
-
 @dataclass
 class Liveness:
-    session_id: str = ""
-    sequence: int = 0
-    totals: Totals = NOTHING
-    labels: dict[str, str] = field(default_factory=dict)
-    superseded: set[str] = field(default_factory=set)
+    """The rule of the worker's state machine about sessions and sequence numbers."""
 
-    def apply(self, beat: Beat) -> bool:
+    worker: Worker | None = None
+
+    def apply(self, beat: WorkerHeartbeat) -> bool:
         """Returns whether it is answered with OK."""
-        if beat.session_id in self.superseded:
-            return False
-        if beat.session_id != self.session_id:
-            if self.session_id:
-                self.superseded.add(self.session_id)
-            self.session_id, self.sequence = beat.session_id, 0
-        if beat.sequence <= self.sequence:
-            return beat.sequence == self.sequence
-        self.sequence = beat.sequence
-        self.totals = Totals(self.totals.successes + beat.successes, self.totals.errors + beat.errors)
-        if beat.labels is not None:
-            self.labels = beat.labels
+        if self.worker is None:
+            self.worker = Worker(state=WORKER_STATE_ACTIVE, session_id=beat.session_id, lease_epoch=1)
+        worker = self.worker
+        assert beat.session_id == worker.session_id
+        if beat.sequence <= worker.sequence:
+            return beat.sequence == worker.sequence
+        worker.sequence = beat.sequence
+        worker.successes += beat.successes
+        worker.errors += beat.errors
+        if beat.labels:
+            worker.labels.clear()
+            worker.labels.update(beat.labels)
         return True
 
 
-@dataclass
-class Row:
-    heartbeats: int = 0
-    totals: Totals = NOTHING
+def row_of(heartbeats: int, totals: Totals) -> ProcessRow:
+    return ProcessRow(
+        id=ID,
+        version="0.12.1",
+        started_s=1.0,
+        interval_ms=1_000,
+        last_heartbeat_s=1.0,
+        heartbeats=heartbeats,
+        totals=totals,
+        last_error="",
+        said_goodbye=False,
+    )
 
 
-@dataclass
 class Follower:
-    """Sends one heartbeat after the other, as the real one does."""
+    """Takes the steps of the real one, one call after the other."""
 
-    liveness: Liveness
-    recorded: Recorded | None = None
-    is_fenced: bool = False
-    pending: tuple[Beat, Recorded | None] | None = None
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+        self.worker = FollowedWorker(ID)
+        self.prepared: WorkerHeartbeat | None = None
 
-    def next_beat(self, row: Row) -> Beat | None:
-        if self.pending is not None:
-            return self.pending[0]
-        if self.recorded is None:
-            self._load(row)
-        recorded = self.recorded
-        assert recorded is not None
-        if recorded.sequence >= count_sequence(row.heartbeats):
-            self.is_fenced = True
-            return None
-        if not self.is_fenced and recorded.sequence < fence_sequence(row.heartbeats):
-            is_new = self.liveness.session_id != recorded.session_id
-            labels = recorded.labels if is_new else None
-            self.pending = Beat(recorded.session_id, fence_sequence(row.heartbeats), 0, 0, labels), None
-            return self.pending[0]
-        change = count(recorded, row.heartbeats, row.totals)
-        beat = Beat(
-            recorded.session_id, change.after.sequence, change.successes, change.errors, change.after.labels
-        )
-        self.pending = beat, change.after
+    def prepare(self, row: ProcessRow) -> None:
+        """Ask liveness, and decide what to send. Anything may arrive there before it is sent."""
+        if self.prepared is None:
+            self.prepared = self._next_beat(row)
+
+    def take_prepared(self, row: ProcessRow) -> WorkerHeartbeat | None:
+        self.prepare(row)
+        beat, self.prepared = self.prepared, None
         return beat
 
-    def on_answer(self, is_ok: bool) -> None:
-        assert self.pending is not None
-        _, after = self.pending
-        self.pending = None
-        if not is_ok:
-            self.recorded, self.is_fenced = None, False
-        elif after is None:
-            self.recorded, self.is_fenced = None, True
-        else:
-            self.recorded = after
+    def _next_beat(self, row: ProcessRow) -> WorkerHeartbeat | None:
+        worker = self.worker
+        worker.row = row
+        if not worker.is_fenced:
+            worker.adopt(self._liveness.worker)
+            fence = None if worker.is_counted else worker.fence()
+            if fence is not None:
+                return fence
+            worker.is_fenced = True
+        return worker.next_count()[0] if worker.counting or not worker.is_counted else None
 
-    def _load(self, row: Row) -> None:
-        liveness = self.liveness
-        if not liveness.session_id:
-            self.recorded = Recorded(ID)
-            return
-        self.recorded = recorded_from_labels(ID, liveness.sequence, liveness.totals, liveness.labels)
-        if liveness.sequence > count_sequence(row.heartbeats):
-            self.recorded = new_session(self.recorded, ID, len(liveness.superseded) + 1)
-            self.is_fenced = False
+    def on_answer(self, is_ok: bool) -> None:
+        worker = self.worker
+        if not is_ok:
+            worker.is_fenced, worker.counting = False, None
+        elif worker.counting is None:
+            worker.adopt(self._liveness.worker)
+            worker.is_fenced = True
+        else:
+            worker.recorded, worker.counting = worker.counting[1].after, None
 
 
 STEPS = st.lists(
@@ -127,42 +111,62 @@ STEPS = st.lists(
             st.just("send"), st.sampled_from(["answered", "lost", "answer lost", "on its way"]), st.just(0)
         ),
         st.tuples(st.just("arrive"), st.integers(0, 10), st.just(0)),
+        st.tuples(st.just("prepare"), st.just(0), st.just(0)),
         st.tuples(st.just("take over"), st.just(0), st.just(0)),
     ),
     max_size=60,
 )
 
 
+LATE = [
+    *[("send", "answered", 0)] * 2,  # the fence, and the count of no work
+    ("work", 1, 0),
+    ("send", "on its way", 0),
+    ("take over", 0, 0),
+    ("work", 1, 0),
+    ("prepare", 0, 0),
+    ("arrive", 0, 0),
+    *[("send", "answered", 0)] * 3,
+]
+
+
 @given(STEPS)
+@example(LATE)
+@settings(max_examples=300)
 def test_counts_equal_what_the_worker_counted(steps: list[tuple[str, object, int]]) -> None:
-    liveness, row = Liveness(), Row()
+    liveness, row = Liveness(), row_of(0, NOTHING)
     follower = Follower(liveness)
-    on_their_way: list[Beat] = []
+    on_their_way: list[WorkerHeartbeat] = []
     for what, first, second in steps:
         if what == "work":
             assert isinstance(first, int)
-            row = Row(row.heartbeats + 1, Totals(row.totals.successes + first, row.totals.errors + second))
+            totals = Totals(row.totals.successes + first, row.totals.errors + second)
+            row = row_of(row.heartbeats + 1, totals)
+        elif what == "prepare":
+            follower.prepare(row)
         elif what == "take over":
             follower = Follower(liveness)
         elif what == "arrive" and on_their_way:
             assert isinstance(first, int)
             liveness.apply(on_their_way.pop(first % len(on_their_way)))
-        elif what == "send" and (beat := follower.next_beat(row)) is not None:
+        elif what == "send" and (beat := follower.take_prepared(row)) is not None:
             if first in ("answered", "answer lost"):
                 is_ok = liveness.apply(beat)
                 if first == "answered":
                     follower.on_answer(is_ok)
             elif first == "on its way":
-                on_their_way.append(beat)
-        assert liveness.totals.successes <= row.totals.successes, "counted twice"
-        assert liveness.totals.errors <= row.totals.errors, "counted twice"
+                on_their_way.append(copy(beat))
+        if liveness.worker is not None:
+            assert liveness.worker.successes <= row.totals.successes, "counted twice"
+            assert liveness.worker.errors <= row.totals.errors, "counted twice"
     for _ in range(10):
-        if (beat := follower.next_beat(row)) is None:
+        if (beat := follower.take_prepared(row)) is None:
             break
         follower.on_answer(liveness.apply(beat))
     for beat in on_their_way:
         liveness.apply(beat)
-    assert liveness.totals == row.totals
+    assert liveness.worker is not None
+    assert (liveness.worker.successes, liveness.worker.errors) == row.totals
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)), max_size=20))
