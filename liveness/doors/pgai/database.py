@@ -112,6 +112,10 @@ class UserDatabase:
         self._newest_s = 0.0
         self._readings = 0
 
+    def begin(self) -> None:
+        """Let the next reading have all rows."""
+        self._readings = 0
+
     async def read(self, followed: Collection[str]) -> Reading:
         """`followed`: the ids whose rows are read in any case. Raises DatabaseAway."""
         try:

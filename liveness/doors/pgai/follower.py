@@ -135,6 +135,8 @@ class PgaiFollower:
         """Read once, and tell liveness what has changed. Raises LivenessAway."""
         if not self._lease.epoch and not await self._take_over():
             return
+        if not self._has_list:
+            await self._list_workers()
         try:
             reading = await self._database.read(
                 [id for id, worker in self._workers.items() if not worker.has_ended]
@@ -174,17 +176,15 @@ class PgaiFollower:
         return True
 
     async def _is_held(self) -> bool:
-        """Whether the door's lease is held, and was when the last reading ended. Loads what liveness knows, once."""
+        """Whether the door's lease is held, and was when the last reading ended."""
         now_ms = self._clock.monotonic_ms()
-        if self._has_list and now_ms - self._held_ms < HOLD_MS and not self._has_news():
+        if now_ms - self._held_ms < HOLD_MS and not self._has_news():
             return True
         if not await self._lease.hold():
             logger.warning("another server follows the pgai workers", namespace=self._settings.namespace)
             self._forget_all()
             return False
         self._held_ms = now_ms
-        if not self._has_list:
-            await self._list_workers()
         return True
 
     def _has_news(self) -> bool:
@@ -196,6 +196,7 @@ class PgaiFollower:
         self._workers.clear()
         self._passed_over.clear()
         self._progress.forget()
+        self._database.begin()
         self._has_list = False
         self._listed.clear()
         self._in_view.clear()
@@ -235,8 +236,6 @@ class PgaiFollower:
             self._serving_since_s = reading.server_started_s if is_first else reading.now_s
             self._server_started_s = reading.server_started_s
         progress_s = _progress_times(reading.progress)
-        if not self._has_list:
-            return  # a row can only be judged by what liveness knows about it
         for worker in self._workers.values():
             worker.silent_ms += passed_ms
         seen = set()

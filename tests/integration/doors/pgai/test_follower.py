@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from liveness.doors.pgai import installation
+from liveness.doors.pgai.database import UserDatabase
 from liveness.v1.worker_pb2 import (
     INACTIVE_REASON_LEASE_EXPIRED,
     INACTIVE_REASON_SHUTDOWN,
@@ -291,6 +292,20 @@ async def test_the_view_shows_what_liveness_knows(stage: Stage) -> None:
         "SELECT clock_timestamp() - max(followed_at) FROM ai.liveness_workers"
     )
     assert followed.total_seconds() < 60
+
+
+async def test_a_follower_that_was_replaced_does_not_write_to_the_view(stage: Stage) -> None:
+    old, new = UserDatabase(stage.dsn), UserDatabase(stage.dsn)
+    try:
+        for database in (old, new):
+            await database.read(())
+        assert await old.write("old", 1, {}, forget=False)
+        assert await new.write("new", 2, {}, forget=True)
+        assert not await old.write("old", 1, {}, forget=False)
+        assert await new.write("new", 2, {}, forget=False)
+    finally:
+        old.close()
+        new.close()
 
 
 async def test_a_stock_installation_is_followed_without_writing_to_it(stage: Stage) -> None:
