@@ -7,7 +7,7 @@ from tests.integration.doors.pgai.conftest import Stage
 
 
 async def test_no_lease_ends_while_the_database_is_away(stage: Stage, postgres: PostgresServer) -> None:
-    id, silent = await stage.start_worker("1 second"), await stage.start_worker("1 second")
+    id, silent = await stage.start_worker("2 seconds"), await stage.start_worker("2 seconds")
     session = await stage.heartbeat_session(id)
     await stage.beat(id, 1)
     await stage.turn(3)
