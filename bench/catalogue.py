@@ -17,6 +17,7 @@ from bench.rows import (
     latency,
     lateness,
     mass_expiry,
+    supervision,
     temporal_bridge,
     tracked_workers,
     with_activities,
@@ -51,6 +52,8 @@ FAMILIES = (
     Family("cluster", cluster.NAMES, cluster.measure),
     Family("take-over", take_over.NAMES, take_over.measure),
     Family("moving on", failover_latency.NAMES, failover_latency.measure),
+    Family("idle supervisor", supervision.IDLE_NAMES, supervision.measure_idle),
+    Family("killed process", supervision.KILLED_NAMES, supervision.measure_killed),
 )
 
 

@@ -119,6 +119,7 @@ class Report:
         parts += ["### Nodes", *_shown(pictures, "nodes"), _table(self.of("cluster"))]
         parts += ["## Loss of a node", _table(self.of("take-over"))]
         parts += ["## Detection and hand-out", _table(self.of("moving on"))]
+        parts += ["## Supervised processes", _table(self.of("idle supervisor", "killed process"))]
         parts += ["## Temporal through the bridge", _table(self.of("temporal bridge"))]
         parts += ["## Where the time goes", REST, self._flames()]
         parts += ["## Notes", self._notes(), "## How it was measured", self._how()]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from random import Random
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -92,6 +92,7 @@ from liveness.tasks.sinks import SinkSelector, first_match, no_sink
 from liveness.tasks.timer_heap import TimerHeaps
 from liveness.tasks.timer_runner import TimerRunner
 from liveness.telemetry.logs import TransitionLog
+from liveness.telemetry.metric_types import Metric
 from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.prometheus import PrometheusExporter
 from liveness.telemetry.telemetry import ClusterStatus, Telemetry
@@ -106,6 +107,7 @@ from liveness.v1 import (
 from liveness.version import VERSION
 
 logger = structlog.get_logger("liveness.app")
+T = TypeVar("T")
 
 ADVANCE_STEP_MS = 250
 POLL_INTERVAL_MS = 1_000
@@ -698,6 +700,10 @@ class Server:
     def metrics(self, accept: str = "") -> tuple[bytes, str]:
         """The metrics as Prometheus reads them, and their content type. `accept`: the formats that the reader takes."""
         return self._prometheus.render(accept)
+
+    def export_metrics_of(self, telemetry: T, metrics: Sequence[Metric[T]]) -> None:
+        """Let `metrics` include those of something that this process runs beside the server."""
+        self._prometheus.add(telemetry, metrics)
 
     async def take_sample(self) -> None:
         """For a server that is not self-driven: read the store and record a sample of the current state."""

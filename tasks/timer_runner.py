@@ -221,6 +221,7 @@ class TimerRunner(NodeListener):
 
     def _end_chosen(self, node: Node, serving: Set[Shard]) -> None:
         """End the chosen leases, except those of workers that were heard of since."""
+        namespaces: set[str] = set()
         while self._us_left > 0 and self._ending and self._room > 0:
             chosen = self._ending.pop_first()
             lease = _recheck(chosen, serving)
@@ -231,7 +232,10 @@ class TimerRunner(NodeListener):
             self._us_left -= END_US + END_ACTIVITY_US * len(lease.worker.bindings)
             self._spend(commit_cost(lease))
             node.throttle.record_death(lease.key)
+            namespaces.add(lease.key.namespace)
             self._fire_worker(lease.shard, lease.key, lease.end, node)
+        for namespace in sorted(namespaces):
+            node.throttle.report_deaths(namespace)
 
     def _rearm_and_count(self, shard: Shard, key: TimerKey, outcome: TimerOutcome) -> None:
         self._us_left -= FIRE_US

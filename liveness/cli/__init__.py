@@ -25,7 +25,9 @@ class CommandEntry(NamedTuple):
 COMMANDS = {
     "serve": CommandEntry("serve", "Start a server."),
     "frontend": CommandEntry("frontend", "Start a process that only forwards calls to nodes."),
-    "supervise": CommandEntry("supervise", "Run commands as watched, restarted and pausable workers."),
+    "supervise": CommandEntry(
+        "supervise", "Run a command in one or more processes, watch them, and start again what crashes."
+    ),
     "pgai": CommandEntry("pgai", "Install pgai's worker tracking in a PostgreSQL database."),
     "bridge": CommandEntry("bridge", "Run a proxy between another engine and its workers."),
     "demo": CommandEntry("demo", "Watch workers die and their work move to others."),

@@ -20,6 +20,7 @@ from liveness.http.listen_address import loopback_address
 from liveness.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
+    from liveness.app import Server
     from liveness.bridges.temporal.bridge import TemporalBridge
     from liveness.bridges.temporal.settings import BridgeSettings
 
@@ -57,17 +58,19 @@ def own_bridge_settings(settings: Settings) -> BridgeSettings | None:
         raise BridgeUnusable(error.message) from error
 
 
-async def start_own_bridge(settings: BridgeSettings, address: str) -> TemporalBridge:
-    """Start the bridge of a server. It is a client of its own server, at `address`."""
+async def start_own_bridge(settings: BridgeSettings, server: Server) -> TemporalBridge:
+    """Start the bridge of a server: a client of its own server, which publishes the bridge's metrics with its own."""
     # Imported here: a server without a bridge does not need it.
     from liveness.bridges.temporal.bridge import ListenFailed, TemporalBridge
+    from liveness.bridges.temporal.statistics import METRICS
     from liveness.sdk.errors import InvalidCredentials
 
     try:
-        bridge = TemporalBridge(replace(settings, liveness=(loopback_address(address),)))
+        bridge = TemporalBridge(replace(settings, liveness=(loopback_address(server.address),)))
         await bridge.start()
     except (ListenFailed, InvalidCredentials) as error:
         raise BridgeUnusable(f"the bridge cannot start: {error}") from error
+    server.export_metrics_of(bridge.statistics, METRICS)
     logger.info("bridge to Temporal", address=bridge.address, upstream=settings.upstream)
     return bridge
 

@@ -10,7 +10,13 @@ import click
 
 from liveness.cli.client import Client, client_command, confirm, confirm_option
 from liveness.cli.component_output import print_components
-from liveness.cli.component_targets import check_components_exist, find_groups, list_components, parse_targets
+from liveness.cli.component_targets import (
+    check_components_exist,
+    find_groups,
+    list_components,
+    naming_similar,
+    parse_targets,
+)
 from liveness.cli.durations import format_ms
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_json, print_note, to_json
@@ -258,7 +264,8 @@ def _give(
     request = OrderComponentsRequest(
         namespace=client.namespace, group=group, action=action, component_ids=ids, count=count, reason=reason
     )
-    answer = client.call(client.components.OrderComponents, request)
+    with naming_similar(client, group):
+        answer = client.call(client.components.OrderComponents, request)
     return GivenOrder(group, ids, answer.order_number, answer.supervised)
 
 

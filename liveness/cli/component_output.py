@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from liveness.v1.component_pb2 import (
 from liveness.v1.event_pb2 import Event
 
 COLUMNS = ("component", "status", "pid", "uptime", "current job", "restarts", "last exit", "reason")
-HISTORY_COLUMNS = ("time", "status", "reason", "by", "pid", "restarts", "exit")
+HISTORY_COLUMNS = ("time", "status", "reason", "by", "pid", "restarts", "exit", "details")
 COMPONENT_CHANGED = "ComponentChanged"
 LEASE_EVENTS = frozenset(
     (
@@ -44,6 +45,10 @@ LEASE_EVENTS = frozenset(
     )
 )
 _RUNNING = frozenset(int(status) for status in STATUSES_WITH_PROCESS)
+
+
+_PREFIX = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+Z) ([oe]) ")
+"""Of a line in the output that a supervisor keeps."""
 
 
 class GroupFinder(NamedTuple):
@@ -66,8 +71,13 @@ def component_row(component: Component, *, is_supervised: bool) -> tuple[object,
         component.current_job,
         component.restart_count,
         exit_text(component.last_exit) if component.HasField("last_exit") else "",
-        component.reason,
+        _reason_beside(component.reason, enum_name(ComponentStatus, component.status)),
     )
+
+
+def _reason_beside(reason: str, status: str) -> str:
+    """The reason, unless it is what the status says, too."""
+    return "" if reason == status.lower() else reason
 
 
 def print_components(components: Iterable[Component], finder: GroupFinder) -> bool:
@@ -122,7 +132,9 @@ def print_component(component: Component, group: ComponentGroup | None) -> None:
 
 
 def output_line(line: str) -> str:
-    """A line that a process wrote, without what a terminal would interpret; tabs stay."""
+    """A line that a process wrote, without what a terminal would interpret; tabs stay. Of its streams, only stderr is named."""
+    if prefix := _PREFIX.match(line):
+        line = f"{prefix[1]} {'stderr: ' if prefix[2] == 'e' else ''}{line[prefix.end() :]}"
     return "\t".join(escape_control(part) for part in line.split("\t"))
 
 
@@ -158,7 +170,7 @@ def _component_fields(component: Component, *, is_supervised: bool) -> list[tupl
         ("lease epoch", component.lease_epoch),
         ("first started", format_time(component, "create_time")),
         ("last seen", format_age(component, "last_seen_time")),
-        ("details", component.details_json),
+        ("details", details_text(component.details_json)),
     ]
 
 
@@ -173,17 +185,29 @@ def health_events(events: Iterable[Event]) -> Iterator[Event]:
 def history_row(event: Event) -> tuple[object, ...]:
     time = format_timestamp(event.time)
     if event.type != COMPONENT_CHANGED:
-        return time, "", describe_event(event).text, "", "", "", ""
+        return time, "", describe_event(event).text, "", "", "", "", ""
     data = event_data(event)
     ended = data.get("last_exit")
     return (
         time,
         data.get("status", ""),
-        data.get("reason", ""),
+        _reason_beside(data.get("reason", ""), data.get("status", "")),
         data.get("by", ""),
         data.get("process_id") or "",
         data.get("restart_count", ""),
         _exit_data_text(ended) if isinstance(ended, dict) else "",
+        details_text(data.get("details", "")),
+    )
+
+
+def details_text(details: str) -> str:
+    """What a process tells about itself, in the order in which it does: files=3 errors=0."""
+    try:
+        told = json.loads(details or "{}")
+    except ValueError:
+        return details
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in told.items()
     )
 
 

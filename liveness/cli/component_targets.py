@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 
 import click
 
@@ -12,6 +14,8 @@ from liveness.cli.errors import CommandError, UsageError
 from liveness.domain.component import COMPONENT_PREFIX, GROUP_NAME, component_id, group_of
 from liveness.v1.component_pb2 import Component, ComponentStatus
 from liveness.v1.component_service_pb2 import ListComponentGroupsRequest, ListComponentsRequest
+
+NOT_FOUND = ("COMPONENT_NOT_FOUND", "COMPONENT_GROUP_NOT_FOUND", "WORKER_NOT_FOUND")
 
 
 def parse_id(text: str) -> str | None:
@@ -69,6 +73,27 @@ def list_components(
     return client.list_all(
         client.components.ListComponents, request, lambda response: response.components, limit
     )
+
+
+def similar(client: Client, name: str) -> str:
+    """A sentence about where the component or group is that the user may have meant; empty if nothing is like it."""
+    group = group_of(name) or name
+    groups = find_groups(client).groups
+    if group in groups:
+        return f" `liveness components list {group}` shows those of the group."
+    likely = get_close_matches(group, groups, n=1)
+    return f" Did you mean {name.replace(group, likely[0])}?" if likely else ""
+
+
+@contextmanager
+def naming_similar(client: Client, name: str) -> Iterator[None]:
+    """If there is no component or group of this name, say which the user may have meant."""
+    try:
+        yield
+    except CommandError as error:
+        if error.reason not in NOT_FOUND:
+            raise
+        raise CommandError(error.message + similar(client, name), error.reason) from error
 
 
 def check_components_exist(client: Client, chosen: dict[str, set[str]]) -> None:

@@ -30,7 +30,14 @@ from liveness.cli.component_output import (
     print_component,
     print_components,
 )
-from liveness.cli.component_targets import component_option_id, find_groups, list_components
+from liveness.cli.component_targets import (
+    component_option_id,
+    find_groups,
+    list_components,
+    naming_similar,
+    similar,
+)
+from liveness.cli.errors import CommandError
 from liveness.cli.output import (
     format_age,
     print_json,
@@ -102,6 +109,10 @@ def list_(client: Client, *, group: str, statuses: tuple[str, ...], limit: int, 
       liveness components list --json | jq -r '.[] | select(.status == "COMPONENT_STATUS_FAILED") | .component_id'
     """
     finder = find_groups(client)
+    if group and group not in finder.groups and next(list_components(client, group, limit=1), None) is None:
+        raise CommandError(
+            f"No supervisor ever ran a group {group} in namespace {client.namespace}.{similar(client, group)}"
+        )
     found = list_components(client, group, [STATUSES[status] for status in statuses], limit)
     if as_json:
         print_json(
@@ -114,8 +125,10 @@ def list_(client: Client, *, group: str, statuses: tuple[str, ...], limit: int, 
     if not print_components(found, finder):
         if not finder.groups:
             print_note(NO_GROUPS.format(client.namespace))
+        elif statuses:
+            print_note(f"No component is {' or '.join(statuses)}.")
         else:
-            print_note(f"No such component in namespace {client.namespace}.")
+            print_note("No component was started yet.")
     _print_group_notes(finder, group)
 
 
@@ -146,7 +159,8 @@ def describe(client: Client, *, component_id: str, as_json: bool) -> None:
       liveness components describe worker:discovery:0
     """
     request = GetComponentRequest(namespace=client.namespace, worker_instance_key=component_id)
-    component = client.call(client.components.GetComponent, request).component
+    with naming_similar(client, component_id):
+        component = client.call(client.components.GetComponent, request).component
     if as_json:
         print_json(to_json(component))
         return
@@ -177,7 +191,8 @@ def logs(client: Client, *, component_id: str, lines: int, follow: bool, as_json
     request = GetComponentLogsRequest(
         namespace=client.namespace, worker_instance_key=component_id, lines=lines
     )
-    answer = client.call(client.components.GetComponentLogs, request)
+    with naming_similar(client, component_id):
+        answer = client.call(client.components.GetComponentLogs, request)
     if not follow:
         if as_json:
             print_json(to_json(answer))
@@ -246,7 +261,8 @@ def history(client: Client, *, component_id: str, limit: int, as_json: bool) -> 
             0,
         )
     )
-    newest = list(islice(events, limit) if limit else events)[::-1]
+    with naming_similar(client, component_id):
+        newest = list(islice(events, limit) if limit else events)[::-1]
     if as_json:
         print_json([history_json(event) for event in newest])
     elif newest:

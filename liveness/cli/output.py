@@ -14,6 +14,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -45,17 +46,35 @@ STYLES = {
     "FAILED": "bold red",
 }
 
+PADDING = 3
+"""Between columns, and around the table."""
 UNLIMITED_WIDTH = 1_000_000
 """Wide enough that no cell is wrapped; a table uses only the width it needs."""
 PAYLOAD_CHARACTERS_MAX = 2_000
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """On a terminal that is too narrow for whole words, each row is printed as a list of fields."""
+    cells = [[_styled_cell(value) for value in row] for row in rows]
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in table.columns:
+    least = PADDING
+    for number, column in enumerate(table.columns):
+        texts = [columns[number], *(row[number].plain for row in cells)]
         column.overflow = "fold"
-    for row in rows:
-        table.add_row(*map(_styled_cell, row))
+        # Keys and numbers stay in one piece; sentences are wrapped.
+        column.no_wrap = not any(" " in text for text in texts[1:])
+        least += PADDING + (
+            max(map(cell_len, texts))
+            if column.no_wrap
+            else max(cell_len(word) for text in texts for word in text.split(" "))
+        )
+    if sys.stdout.isatty() and least > Console().width:
+        for row in cells:
+            print_fields(zip(columns, row, strict=True))
+            click.echo()
+        return
+    for row in cells:
+        table.add_row(*row)
     _print(table)
 
 
@@ -65,8 +84,9 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in fields:
-        if value not in ("", None):
-            table.add_row(name, _styled_cell(value))
+        cell = value if isinstance(value, Text) else _styled_cell("" if value is None else value)
+        if cell.plain:
+            table.add_row(name, cell)
     _print(table)
 
 

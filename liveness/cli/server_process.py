@@ -78,7 +78,7 @@ async def serve(
             await server.stop()
             raise
     try:
-        bridge = None if bridge_settings is None else await start_own_bridge(bridge_settings, server.address)
+        bridge = None if bridge_settings is None else await start_own_bridge(bridge_settings, server)
         followers = start_own_followers(follower_settings, server.address)
     except (BridgeUnusable, DoorUnusable):
         await server.stop()

@@ -108,6 +108,8 @@ async def run_supervisor(options: Options) -> int:
             ended_well = await supervisor.stop()
             for task in tasks:
                 task.cancel()
+            if live is not None:
+                live.update(_draw(supervisor, clock), refresh=True)
         if supervisor.problem is not None:
             raise supervisor.problem
         logger.info("stopped%s", "" if ended_well else "; not all processes ended well")
@@ -132,7 +134,7 @@ class _Signals:
     def __init__(self, supervisor: Supervisor, options: Options) -> None:
         self._supervisor = supervisor
         self._options = options
-        self._reload: asyncio.Task[None] | None = None
+        self._reloads: set[asyncio.Task[None]] = set()
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
@@ -149,8 +151,10 @@ class _Signals:
     def _on_reload(self) -> None:
         if self._options.config is None:
             logger.info("there is no configuration file to read again")
-        elif self._reload is None or self._reload.done():
-            self._reload = asyncio.get_running_loop().create_task(self._read_again(self._options.config))
+            return
+        reload = asyncio.get_running_loop().create_task(self._read_again(self._options.config))
+        self._reloads.add(reload)
+        reload.add_done_callback(self._reloads.discard)
 
     async def _read_again(self, path: Path) -> None:
         try:

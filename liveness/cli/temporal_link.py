@@ -1,4 +1,4 @@
-"""Links from an activity of a Temporal worker to its workflow in Temporal's web page."""
+"""Links from an activity of a Temporal worker to Temporal's web page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ UI_LABEL = "temporal-ui"
 
 
 def temporal_link(worker: Worker, activity: ActivityRef) -> str:
-    """Empty if the worker is none of Temporal's, or its bridge does not know the page."""
+    """Where its workflow is shown. Empty if the worker is none of Temporal's, or its bridge does not know the page."""
     page = worker.labels.get(UI_LABEL, "")
     if not page.startswith(("http://", "https://")):
         return ""
-    names = (worker.namespace, "workflows", activity.workflow_id, activity.run_id)
+    # A standalone activity stands in the workflow's place, and nothing before the number of its attempt.
+    kind = "activities" if activity.activity_id.startswith("@") else "workflows"
+    names = (worker.namespace, kind, activity.workflow_id, activity.run_id)
     return "/".join([page.rstrip("/"), "namespaces", *(quote(name, safe="") for name in names)])

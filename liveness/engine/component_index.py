@@ -12,9 +12,14 @@ from collections.abc import Mapping
 from liveness.domain.component import ComponentStatus, group_of
 from liveness.domain.component_decider import current_status
 from liveness.domain.keys import WorkerKey
+from liveness.domain.policy import MINUTE_MS
 from liveness.domain.worker import Worker
 from liveness.engine.counts import add_count
 
+RECENT_MS = 5 * MINUTE_MS
+"""Restarts and crashes within this time tell of trouble."""
+TOGETHER_MS = MINUTE_MS
+"""Crashes within this time may have one cause."""
 CRASHES = frozenset((ComponentStatus.CRASHED, ComponentStatus.FAILED))
 
 

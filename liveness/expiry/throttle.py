@@ -120,9 +120,9 @@ class ExpiryThrottle:
             )
             if storm_state is not None:
                 yield from self._filter_during_storm(storm_state, group, policy, now_ms)
+                self.report_deaths(namespace)
             else:
                 yield from group
-            self._report_deaths(namespace)
 
     def _detect_storm(
         self, namespace: str, group: list[DueLease[ShardT]], waiting: int, policy: Policy, now_ms: int
@@ -146,7 +146,8 @@ class ExpiryThrottle:
         died = self.death_rate.recent(namespace)
         return DeathCount(due + died, self._census.get((namespace, WorkerState.ACTIVE), 0) + died)
 
-    def _report_deaths(self, namespace: str) -> None:
+    def report_deaths(self, namespace: str) -> None:
+        """Tell the other nodes how many workers of the namespace died, or are held."""
         if self._on_death_count is not None:
             storm_state = self.active_storms.get(namespace)
             self._on_death_count(
@@ -246,7 +247,7 @@ class ExpiryThrottle:
         """Advance storms and report deaths. Called with every tick, before timers fire."""
         if self.death_rate.prune():
             for namespace in {*self.active_storms, *self.death_rate.namespaces()}:
-                self._report_deaths(namespace)
+                self.report_deaths(namespace)
         for namespace, storm_state in list(self.active_storms.items()):
             policy, now_ms = self._policy_of(namespace), self._clock.monotonic_ms()
             phase, storm = storm_state.storm.phase(now_ms, policy), storm_state.storm

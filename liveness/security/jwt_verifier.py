@@ -15,7 +15,7 @@ import structlog
 from liveness.clock import Clock
 from liveness.domain.errors import Unauthenticated
 from liveness.security.grant_rules import GrantRule, grants_for
-from liveness.security.principal import INVALID_TOKEN, JWT, JWT_PREFIX, Principal
+from liveness.security.principal import INVALID_TOKEN, JWT, JWT_PREFIX, WALL_MS_MAX, Principal
 
 logger = structlog.get_logger("liveness.security")
 
@@ -180,7 +180,7 @@ class JwtVerifier:
         for name in ("nbf", "iat"):
             if name in claims and now_ms < _milliseconds(claims[name]) - LEEWAY_MS:
                 raise _invalid()
-        expires_ms = _milliseconds(claims["exp"]) + LEEWAY_MS
+        expires_ms = min(_milliseconds(claims["exp"]) + LEEWAY_MS, WALL_MS_MAX)
         if now_ms >= expires_ms:
             raise _invalid()
         return expires_ms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from typing import Annotated
 
 import msgspec
 
@@ -22,6 +23,9 @@ INVALID_TOKEN = "the token is not valid, or not any more"
 """One sentence for every reason: an attacker must not learn whether a token exists, has expired or was revoked."""
 
 EXPIRED_CERTIFICATE = "the client certificate is not valid any more"
+
+WALL_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999, after which no timestamp can be told."""
 
 TOKEN = "token"
 SESSION = "session"
@@ -150,10 +154,11 @@ class _Encoded(msgspec.Struct):
     grants: str
     kind: str
     id: str
-    expires_wall_ms: int
+    expires_wall_ms: Annotated[int, msgspec.Meta(ge=0, le=WALL_MS_MAX)]
 
 
 def decode_principal(text: str) -> Principal:
+    """Raises ValueError or msgspec.MsgspecError."""
     encoded = msgspec.json.decode(text, type=_Encoded)
     return Principal(
         encoded.name, parse_grants(encoded.grants), encoded.kind, encoded.id, encoded.expires_wall_ms

@@ -6,15 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from liveness.domain.component import ComponentStatus, group_of
-from liveness.domain.policy import MINUTE_MS
+from liveness.engine.component_index import RECENT_MS, TOGETHER_MS
 from liveness.engine.node import Node
 from liveness.v1 import cluster_pb2, fleet_pb2
 
-RECENT_MS = 5 * MINUTE_MS
 RESTARTS_MAX = 3
 """More restarts of one component within RECENT_MS are an alert."""
-TOGETHER_MS = MINUTE_MS
-"""Crashes within this time may have one cause."""
 GROUP_MIN = 2
 TROUBLED_MAX = 1_000
 GROUPS_MAX = 10_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import structlog
 
 from liveness.clock import Clock
-from liveness.domain.errors import SessionNeedsToken
-from liveness.security.principal import SESSION, TOKEN, current_caller
+from liveness.domain.errors import SessionNeedsToken, Unauthenticated
+from liveness.security.principal import INVALID_TOKEN, SESSION, TOKEN, current_caller
 from liveness.security.token_table import TokenStore, TokenTable
 from liveness.security.tokens import SESSION_MS, create_session, grants_text, new_stamp
 from liveness.server.wire import timestamp
@@ -28,8 +28,11 @@ class SessionHandlers:
         if caller is None or caller.principal.credential_kind != TOKEN:
             raise SessionNeedsToken
         parent = caller.principal
-        session = create_session(parent.credential_id)
         now_ms = self._clock.wall_ms()
+        if parent.expires_wall_ms <= now_ms:
+            # It was valid when the call arrived, here or at the node that forwarded it.
+            raise Unauthenticated(why=INVALID_TOKEN)
+        session = create_session(parent.credential_id)
         row = TokenRow(
             token_id=session.token_id,
             principal=parent.name,

@@ -157,6 +157,7 @@ class HeartbeatSender:
         self._sessions: dict[str, Session] = {}
         self._poked = asyncio.Event()
         self._in_flight: asyncio.Future[None] | None = None
+        self._in_flight_sessions: list[Session] = []
         self.is_server_away = False
         self.on_server_changed: Callable[[bool], None] = lambda is_away: None
 
@@ -183,11 +184,11 @@ class HeartbeatSender:
         self._poked.set()
 
     async def end(self, session: Session) -> None:
-        """Send nothing more for the session, and wait for what is under way."""
+        """Send nothing more for the session, and wait for a heartbeat of it that is under way."""
         session.is_over = True
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
-        if self._in_flight is not None:
+        if self._in_flight is not None and session in self._in_flight_sessions:
             await asyncio.shield(self._in_flight)
 
     async def run(self) -> None:
@@ -198,7 +199,7 @@ class HeartbeatSender:
             if not due:
                 await self._sleep_until(self._next_due_ms(now_ms))
                 continue
-            self._in_flight = asyncio.get_running_loop().create_future()
+            self._in_flight, self._in_flight_sessions = asyncio.get_running_loop().create_future(), due
             try:
                 is_answered = await self._send(due)
             finally:

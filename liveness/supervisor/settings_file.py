@@ -114,7 +114,9 @@ RESTART_KEYS: Mapping[str, SettingType] = {
     "reset_after": _NOT_ZERO,
 }
 CHECK_KEYS: Mapping[str, SettingType] = {
-    "http": string_setting(lambda text: text != "" and is_webhook_url(text), "http://HOST:PORT/PATH"),
+    "http": string_setting(
+        lambda text: text.startswith("http://") and is_webhook_url(text), "http://HOST:PORT/PATH"
+    ),
     "tcp": string_setting(is_address, "HOST:PORT"),
     "command": _COMMAND,
     "interval": _NOT_ZERO,

@@ -112,12 +112,13 @@ class ComponentMachine(ComponentSteps):
         """The process sent a frame (`by_pipe`) or a notification. `regular`: such messages come again and again, and their end
         means that it hangs. Frames are regular, and so is WATCHDOG=1, but not READY=1 and STATUS=.
 
-        A frame with the status "healthy" makes the process ready. Others say only that it is alive: whether it is paused or
-        stopping is not for the process to say."""
+        A frame with the status "healthy" makes the process ready, and so does "paused": a process that was told of the pause
+        before its first frame says nothing else. Others say only that it is alive. Whether it is paused or stopping is not for
+        the process to say."""
         if self._process is not Process.RUNNING or not listens(self.settings, by_pipe=by_pipe):
             return
         self._watch = self._watch.heard(now.monotonic_ms, regular=regular, by_pipe=by_pipe)
-        if status == "healthy" and self.settings.readiness is None:
+        if status in ("healthy", "paused") and self.settings.readiness is None:
             self._become_ready("healthy")
 
     @_input

@@ -17,6 +17,7 @@ from liveness.sdk.loop_client import RpcFailure
 from liveness.supervisor.actions import Action, Kill, Moment, Remember, Report, SendControl, Signal, Spawn
 from liveness.supervisor.child import Child, ChildSpec
 from liveness.supervisor.component_reports import ComponentReports
+from liveness.supervisor.component_steps import WELL
 from liveness.supervisor.health_pipe import BoundActivity, HealthFrame
 from liveness.supervisor.jobs import UNNAMED_PART, Jobs
 from liveness.supervisor.launcher_client import CannotSpawn, Launcher, LauncherLost, account_variables
@@ -33,7 +34,7 @@ from liveness.supervisor.probes import (
 )
 from liveness.supervisor.server_link import ServerLink
 from liveness.supervisor.sessions import Session
-from liveness.supervisor.settings import CheckSettings, GroupSettings
+from liveness.supervisor.settings import CheckSettings, GroupSettings, Health
 from liveness.supervisor.state_machine import ComponentMachine
 from liveness.v1.worker_pb2 import (
     WORKER_STATUS_PAUSED,
@@ -99,7 +100,9 @@ class SupervisedComponent:
         self._snapshot_timer: asyncio.TimerHandle | None = None
         self._spawning: asyncio.Task[None] | None = None
         self._told_pause: bool | None = None
+        self._signalled_pause = False
         self._worker_paused = False
+        """What the server says of the worker. It follows the pause of the component, a moment later."""
         self._details: dict[str, object] = {}
         self._cancelled: list[dict[str, object]] = []
 
@@ -164,6 +167,8 @@ class SupervisedComponent:
                 case Spawn():
                     self._spawning = asyncio.get_running_loop().create_task(self._spawn())
                 case Signal(name, whole_group):
+                    if self.machine.status in WELL and not whole_group:
+                        self._signalled_pause = self.machine.paused
                     if self._child is not None:
                         self._child.signal(signal.Signals[name], whole_group=whole_group)
                 case Kill():
@@ -208,6 +213,7 @@ class SupervisedComponent:
         self._child, process_id, start_ms = child, child.pid, child.started_ms
         self._cancelled = []
         self._told_pause = None
+        self._signalled_pause = self._worker_paused = False
         self._details, self.malformed_lines = {}, 0
         self._begin_session(session_id, process_id, start_ms)
         self._do(self.machine.spawned(self.now(), process_id, start_ms))
@@ -229,6 +235,9 @@ class SupervisedComponent:
                 "LIVENESS_GROUP": settings.name,
                 "LIVENESS_INDEX": str(self.index),
             },
+            watchdog_s=settings.health_timeout_ms / 1_000
+            if settings.health in (Health.AUTO, Health.NOTIFY)
+            else 0.0,
         )
 
     def _begin_session(self, session_id: str, process_id: int, start_ms: int) -> None:
@@ -262,6 +271,8 @@ class SupervisedComponent:
             else logger.info
         )
         log("%s is %s: %s", self.id, report.status.name.lower(), report.reason)
+        if report.status is ComponentStatus.HEALTHY:
+            self._signal_pause()
         self._on_changed(self)
 
     # -- what the process tells
@@ -306,6 +317,7 @@ class SupervisedComponent:
         if result.pause != self._worker_paused:
             self._worker_paused = result.pause
             self._tell_pause(self.machine.paused or result.pause)
+            self._signal_pause()
         if result.cancel_activities and self._child is not None:
             self._cancelled = [_names(activity) for activity in result.cancel_activities][:CANCELLED_MAX]
             self._send_control()
@@ -322,12 +334,19 @@ class SupervisedComponent:
     # -- details
 
     def _tell_pause(self, paused: bool) -> None:
-        if self._child is None or paused == self._told_pause:
-            return
-        self._told_pause = paused
-        self._send_control()
+        if self._child is not None and paused != self._told_pause:
+            self._told_pause = paused
+            self._send_control()
+
+    def _signal_pause(self) -> None:
+        """Signal what the server ordered of the worker. The machine signals what was ordered of the component. A process that
+        is not ready may have no handler yet, and would be ended."""
+        paused = bool(self._told_pause)
         name = self.settings.pause_signal if paused else self.settings.resume_signal
-        if name:
+        if self._child is None or self.machine.status not in WELL or paused == self._signalled_pause:
+            return
+        self._signalled_pause = paused
+        if name is not None:
             self._child.signal(signal.Signals[name], whole_group=False)
 
     def _send_control(self) -> None:

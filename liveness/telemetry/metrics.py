@@ -1,7 +1,7 @@
 """The catalogue of metrics: name, help text, labels, and the source of the values.
 
-The label `namespace` has at most 100 values and then `_other`; every other label has a fixed set of values. No label
-grows with workers, activities, task queues, hosts or builds.
+The label `namespace` has at most 100 values and then `_other`, `group` at most 1,000; every other label has a fixed set of
+values. No label grows with workers, activities, task queues, hosts or builds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from liveness.telemetry.counters import NamespaceCounters
 from liveness.telemetry.metric_types import CounterMetric, GaugeMetric, HistogramMetric, Metric, Values
 from liveness.telemetry.metric_types import single_value as _single_value
 from liveness.telemetry.process_metrics import CALL_METRICS, DATABASE_METRICS, SECURITY_METRICS
-from liveness.telemetry.telemetry import Telemetry
+from liveness.telemetry.telemetry import ComponentGroup, Telemetry
 from liveness.version import VERSION
 
 
@@ -91,6 +91,23 @@ def _last_crash_age_s(telemetry: Telemetry) -> Values:
     now_ms = telemetry.node.clock.wall_ms()
     for label, crash_ms in last_ms.items():
         yield (label,), max(0, now_ms - crash_ms) / 1_000
+
+
+def _recent_restarts(telemetry: Telemetry) -> Values:
+    most = {namespace: 0 for namespace, _ in telemetry.counters.items()}
+    for namespace, restarts in telemetry.recent_component_restarts().items():
+        label = telemetry.counters.label(namespace)
+        most[label] = max(most.get(label, 0), restarts)
+    for label, restarts in most.items():
+        yield (label,), restarts
+
+
+def _group_values(read: Callable[[ComponentGroup], int]) -> Callable[[Telemetry], Values]:
+    def values(telemetry: Telemetry) -> Values:
+        for (namespace, name), group in telemetry.component_groups().items():
+            yield (namespace, name), read(group)
+
+    return values
 
 
 def _outcomes(telemetry: Telemetry) -> Values:
@@ -301,6 +318,25 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "How long ago a supervised process crashed last; no value if none ever did.",
         ("namespace",),
         _last_crash_age_s,
+    ),
+    GaugeMetric(
+        "liveness_component_recent_restarts",
+        "The restarts within the last 5 minutes of the supervised process that has most of them; restarts by hand are not "
+        "counted.",
+        ("namespace",),
+        _recent_restarts,
+    ),
+    GaugeMetric(
+        "liveness_component_group_size",
+        "Supervised processes of a group that are not STOPPED. Add up the servers: a group is spread over them.",
+        ("namespace", "group"),
+        _group_values(lambda group: group.size),
+    ),
+    GaugeMetric(
+        "liveness_component_group_crashed",
+        "How many of a group have crashed within the last minute, also if they run again.",
+        ("namespace", "group"),
+        _group_values(lambda group: group.crashed),
     ),
     # -- reschedules
     CounterMetric(

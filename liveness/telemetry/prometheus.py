@@ -19,17 +19,30 @@ from liveness.telemetry.metric_types import CounterMetric, HistogramMetric, Labe
 T = TypeVar("T")
 
 
-class PrometheusExporter(Collector, Generic[T]):
+class PrometheusExporter:
     """Has its own registry, because one process may run several servers."""
 
     def __init__(self, telemetry: T, metrics: Sequence[Metric[T]]) -> None:
-        self._telemetry = telemetry
-        self._metrics = metrics
         self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self.add(telemetry, metrics)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
+
+    def add(self, telemetry: T, metrics: Sequence[Metric[T]]) -> None:
+        """Export the metrics of something else that this process runs, too."""
+        self._registry.register(_MetricsCollector(telemetry, metrics))
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Returns the text and its content type. `accept`: the Accept header of the request."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class _MetricsCollector(Collector, Generic[T]):
+    def __init__(self, telemetry: T, metrics: Sequence[Metric[T]]) -> None:
+        self._telemetry = telemetry
+        self._metrics = metrics
 
     def describe(self) -> Iterable[Family]:
         """Empty, so that registering this collector reads no metrics."""
@@ -38,11 +51,6 @@ class PrometheusExporter(Collector, Generic[T]):
     def collect(self) -> Iterable[Family]:
         for metric in self._metrics:
             yield _family(metric, self._telemetry)
-
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Returns the text and its content type. `accept`: the Accept header of the request."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
 
 
 def _family(metric: Metric[T], telemetry: T) -> Family:

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import structlog
 
+from liveness.domain.component import group_of
 from liveness.domain.errors import Denied, LivenessError
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.engine.census import count_by_state
 from liveness.engine.changes import Transition
+from liveness.engine.component_index import RECENT_MS, TOGETHER_MS
 from liveness.engine.counter_totals import NOTHING_COUNTED, Counted
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
@@ -48,6 +50,8 @@ from liveness.telemetry.waiting_work import UnattendedMs, WaitingWork
 logger = structlog.get_logger("liveness.telemetry")
 
 RECENT_STALL_MS = 60_000
+GROUPS_MAX = 1_000
+"""So many groups have values of their own."""
 REBALANCE_INTERVAL_MS = 60_000
 REFRESH_INTERVAL_MS = 5_000
 STORAGE_INTERVAL_MS = 60_000
@@ -56,6 +60,15 @@ REFRESH_IDLE_FACTOR = 20
 
 _REGISTERED = "WorkerRegistered"
 _BATCHES = "LivenessService/RecordWorkerHeartbeats"
+
+
+class ComponentGroup(NamedTuple):
+    """The part of a group whose components are in the node's shards."""
+
+    size: int
+    """Components that are not STOPPED."""
+    crashed: int
+    """Within the last minute."""
 
 
 class Sample(NamedTuple):
@@ -292,6 +305,32 @@ class Telemetry(NodeListener):
             for key, crash_ms in shard.census.components.last_crash_ms.items():
                 found[key.namespace] = max(found.get(key.namespace, 0), crash_ms)
         return found
+
+    def recent_component_restarts(self) -> dict[str, int]:
+        """Returns the restarts of the component that was restarted most within 5 minutes, by namespace."""
+        since_ms = self.node.clock.wall_ms() - RECENT_MS
+        found: dict[str, int] = {}
+        for shard in self.node.shards():
+            for key in shard.census.components.last_crash_ms:
+                component = shard.workers[key].standing.component
+                if component is not None and component.last_restart_ms > since_ms:
+                    restarts = sum(since_ms < wall_ms for wall_ms in component.restarts)
+                    found[key.namespace] = max(found.get(key.namespace, 0), restarts)
+        return found
+
+    def component_groups(self) -> dict[tuple[str, str], ComponentGroup]:
+        """Returns the groups by namespace and name, the first `GROUPS_MAX` of them; only of tracked namespaces."""
+        since_ms = self.node.clock.wall_ms() - TOGETHER_MS
+        sizes: Counter[tuple[str, str]] = Counter()
+        crashed: Counter[tuple[str, str]] = Counter()
+        for shard in self.node.shards():
+            index = shard.census.components
+            sizes.update(index.group_sizes)
+            for key, crash_ms in index.last_crash_ms.items():
+                if crash_ms > since_ms:
+                    crashed[key.namespace, group_of(key.instance_key) or ""] += 1
+        names = sorted(name for name in sizes if self.counters.label(name[0]) == name[0])[:GROUPS_MAX]
+        return {name: ComponentGroup(sizes[name], crashed[name]) for name in names}
 
     def recent_stalls(self) -> list[int]:
         """Returns the milliseconds of each stall of the process, of a commit, or of its hearing, in the last minute."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-from liveness.bridges.temporal.messages import HandedOut
+from liveness.bridges.temporal.messages import Completion, HandedOut
 from liveness.bridges.temporal.wire import Fields, Malformed, write_message
 from liveness.v1.worker_pb2 import ActivityRef
 
@@ -25,7 +25,9 @@ class BindingRecord:
 
     task_token: bytes
     workflow_id: str
+    """Empty for a standalone activity."""
     run_id: str
+    """Of the workflow, or of the standalone activity."""
     activity_id: str
     activity_type: str
     attempt: int
@@ -33,6 +35,13 @@ class BindingRecord:
     worker_key: str
     task_queue: str
     """Temporal's."""
+    interval_ms: int = 0
+    """The worker's heartbeat interval; 0 if it was not known yet."""
+
+    @property
+    def is_standalone(self) -> bool:
+        """Whether it is an activity of its own, without a workflow."""
+        return not self.workflow_id
 
     def encode(self) -> bytes:
         return write_message(
@@ -47,6 +56,7 @@ class BindingRecord:
                 8: self.maximum_attempts,
                 9: self.worker_key,
                 10: self.task_queue,
+                11: self.interval_ms,
             }
         )
 
@@ -67,30 +77,36 @@ class BindingRecord:
                 maximum_attempts=fields.number(8),
                 worker_key=fields.text(9),
                 task_queue=fields.text(10),
+                interval_ms=fields.number(11),
             )
         except Malformed:
             return None
 
     def reference(self, generation: int = 0) -> ActivityRef:
-        """The binding. Each attempt is an activity of its own in liveness: it is bound, and rescued, once. `generation`: more
-        than 0 if it is bound again after a lease ended by mistake."""
+        """The binding. Each attempt is an activity of its own in liveness: it is bound, and rescued, once. A standalone
+        activity stands in the workflow's place. `generation`: more than 0 if it is bound again after a lease ended by mistake."""
         again = f".{generation}" if generation else ""
+        name = "" if self.is_standalone else self.activity_id
         token = self.encode()
         if len(token) > TOKEN_BYTES_MAX:
             raise NotRecordable("too_large")
         return ActivityRef(
-            workflow_id=identifier(self.workflow_id),
+            workflow_id=identifier(self.workflow_id or self.activity_id),
             run_id=identifier(self.run_id),
-            activity_id=identifier(f"{self.activity_id}@{self.attempt}{again}"),
+            activity_id=identifier(f"{name}@{self.attempt}{again}"),
             attempt=max(self.attempt, 1),
             task_queue=RESCUE_QUEUE,
             token=token,
         )
 
+    def is_meant_by(self, completion: Completion) -> bool:
+        if completion.task_token:
+            return self.task_token == completion.task_token
+        ids = completion.workflow_id, completion.activity_id
+        return (self.workflow_id, self.activity_id) == ids and completion.run_id in ("", self.run_id)
 
-def record_of(task: HandedOut, worker_key: str, task_queue: str) -> BindingRecord:
-    if not task.workflow_id:
-        raise NotRecordable("no_workflow")
+
+def record_of(task: HandedOut, worker_key: str, task_queue: str, interval_ms: int = 0) -> BindingRecord:
     return BindingRecord(
         task_token=task.task_token,
         workflow_id=task.workflow_id,
@@ -101,6 +117,7 @@ def record_of(task: HandedOut, worker_key: str, task_queue: str) -> BindingRecor
         maximum_attempts=task.maximum_attempts,
         worker_key=worker_key,
         task_queue=task_queue,
+        interval_ms=interval_ms,
     )
 
 

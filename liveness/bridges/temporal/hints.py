@@ -8,8 +8,9 @@ heartbeat only.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
@@ -18,9 +19,11 @@ from liveness.background import BackgroundTasks
 from liveness.bridges.temporal.recorder import Recorder
 from liveness.bridges.temporal.settings import DEFAULT_INTERVAL_MS, BridgeSettings
 from liveness.bridges.temporal.worker_entry import WorkerEntry
-from liveness.clock import Clock
+from liveness.clock import Clock, stopwatch
 
 LOOK_MS = 250
+LOOK_REST = 10
+"""How many times as long as a look the next one waits."""
 ESTABLISHED = "01"
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 MAPPED_IPV4 = "0000000000000000FFFF0000"
@@ -74,20 +77,27 @@ class ConnectionHints:
                 self._polled.discard((entry.namespace, entry.key))
 
     async def _look_forever(self) -> None:
+        rest_ms = LOOK_MS
         while True:
-            await self._clock.sleep(LOOK_MS)
+            await self._clock.sleep(rest_ms)
+            # Connections that are opened from now on may be missing in what is read.
             watched = [
-                entry for entry in self._recorder.workers() if entry.open_calls and not entry.suspected
+                (entry, tuple(entry.open_calls))
+                for entry in self._recorder.workers()
+                if entry.open_calls and not entry.suspected
             ]
             if watched:
-                connected = connected_peers()
-                for entry in watched:
-                    self._look(entry, connected)
+                elapsed = stopwatch()
+                # It takes milliseconds, for which no call should wait.
+                connected = await asyncio.to_thread(connected_peers)
+                rest_ms = max(LOOK_MS, int(elapsed() * 1_000) * LOOK_REST)
+                for entry, peers in watched:
+                    self._look(entry, peers, connected)
 
-    def _look(self, entry: WorkerEntry, connected: set[str]) -> None:
-        gone = [peer for peer in entry.open_calls if is_tcp(peer) and in_table(peer) not in connected]
+    def _look(self, entry: WorkerEntry, peers: Iterable[str], connected: set[str]) -> None:
+        gone = [peer for peer in peers if is_tcp(peer) and in_table(peer) not in connected]
         for peer in gone:
-            del entry.open_calls[peer]
+            entry.open_calls.pop(peer, None)
         if gone and not entry.open_calls:
             had_polls = (entry.namespace, entry.key) in self._polled
             self._polled.discard((entry.namespace, entry.key))

@@ -18,7 +18,7 @@ from liveness.bridges.temporal.proxy import Call, Interceptor
 from liveness.bridges.temporal.recorder import Recorder
 from liveness.bridges.temporal.rescue import RescueRefused, TemporalAway, rescue
 from liveness.bridges.temporal.rescuer import Rescuer
-from liveness.bridges.temporal.statistics import BridgeStatistics
+from liveness.bridges.temporal.statistics import EAGER, POLL, BridgeStatistics
 from liveness.bridges.temporal.upstream import Upstream
 from liveness.bridges.temporal.wire import Malformed
 from liveness.bridges.temporal.worker_entry import WorkerEntry
@@ -55,6 +55,7 @@ class Interceptors:
             "DescribeNamespace": self._describe_namespace,
             "PollWorkflowTaskQueue": self._poll_workflow,
             "RespondWorkflowTaskCompleted": self._complete_workflow_task,
+            "StartActivityExecution": self._start_standalone,
             "RespondActivityTaskCompleted": self._end_attempt,
             "RespondActivityTaskFailed": self._end_attempt,
             "RespondActivityTaskCanceled": self._end_attempt,
@@ -114,7 +115,7 @@ class Interceptors:
             give_back = _GiveBack(self, caller.namespace, entry, task, caller.task_queue)
             call.context.add_done_callback(give_back.on_done)  # type: ignore[arg-type]  # its type names its parameter
             try:
-                await self._recorder.bind(entry, task, caller.task_queue)
+                await self._recorder.bind(entry, task, caller.task_queue, POLL)
             except asyncio.CancelledError:
                 give_back.start()
                 raise
@@ -166,10 +167,17 @@ class Interceptors:
         give_back = _GiveBack(self, caller.namespace, entry, task, "")
         call.context.add_done_callback(give_back.on_done)  # type: ignore[arg-type]  # its type names its parameter
         try:
-            await self._recorder.bind(entry, task, "")
+            await self._recorder.bind(entry, task, "", EAGER)
         except asyncio.CancelledError:
             give_back.start()
             raise
+
+    async def _start_standalone(self, call: Call) -> bytes:
+        """Its answer may hand the activity out, but does not say to which worker."""
+        answer = await call.pass_on()
+        if _read(messages.has_eager_task, answer):
+            self._statistics.unrecorded["no_worker"] += 1
+        return answer
 
     async def _end_attempt(self, call: Call) -> bytes:
         return await self._end(call, _read(messages.read_completion, call.request))

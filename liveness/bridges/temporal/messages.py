@@ -63,7 +63,9 @@ class HandedOut:
 
     task_token: bytes
     workflow_id: str
+    """Empty for a standalone activity."""
     run_id: str
+    """Of the workflow, or of the standalone activity."""
     activity_id: str
     activity_type: str
     attempt: int
@@ -83,7 +85,7 @@ def read_activity_task(answer: bytes) -> HandedOut | None:
     return HandedOut(
         task_token=task_token,
         workflow_id=execution.text(1),
-        run_id=execution.text(2),
+        run_id=execution.text(2) or fields.text(20),
         activity_id=fields.text(6),
         activity_type=fields.message(5).text(1),
         attempt=fields.number(13),
@@ -96,6 +98,11 @@ def read_eager_tasks(answer: bytes) -> list[HandedOut]:
     """Read the activities that the answer of RespondWorkflowTaskCompleted hands out."""
     tasks = [read_activity_task(task) for task in Fields(answer).all_data(2)]
     return [task for task in tasks if task is not None]
+
+
+def has_eager_task(answer: bytes) -> bool:
+    """Whether the answer of StartActivityExecution hands the standalone activity out to its caller."""
+    return bool(Fields(answer).data(4))
 
 
 def is_off(payload: bytes | None) -> bool:
@@ -133,6 +140,7 @@ class WorkerBeat(NamedTuple):
     process_id: str
     task_queue: str
     build_id: str
+    deployment: str
     sdk_name: str
     sdk_version: str
     status: int
@@ -151,7 +159,7 @@ def read_worker_beats(request: bytes) -> tuple[str, list[WorkerBeat]]:
 
 def read_worker_beat(beat: bytes) -> WorkerBeat:
     fields = Fields(beat)
-    host = fields.message(3)
+    host, version = fields.message(3), fields.message(5)
     slots = fields.data(13)
     return WorkerBeat(
         worker_key=fields.text(1),
@@ -159,7 +167,8 @@ def read_worker_beat(beat: bytes) -> WorkerBeat:
         host_name=host.text(1),
         process_id=host.text(2),
         task_queue=fields.text(4),
-        build_id=fields.message(5).text(1),
+        build_id=version.text(1),
+        deployment=version.text(2),
         sdk_name=fields.text(6),
         sdk_version=fields.text(7),
         status=fields.number(8),
@@ -195,44 +204,77 @@ def write_describe_workflow(namespace: str, workflow_id: str, run_id: str) -> by
 class PendingActivity(NamedTuple):
     state: int
     attempt: int
-    maximum_attempts: int
-
-
-class DescribedWorkflow(NamedTuple):
     opted_out: bool
-    """Its search attribute `liveness` is `off`."""
-    pending: dict[str, PendingActivity]
-    """By activity id."""
+    """The search attribute `liveness`, of its workflow or its own, is `off`."""
 
 
-def read_described_workflow(answer: bytes) -> DescribedWorkflow:
+def read_described_workflow(answer: bytes, activity_id: str) -> PendingActivity | None:
+    """Read what DescribeWorkflowExecution says about an activity; None if it is not pending."""
     fields = Fields(answer)
-    attributes = fields.message(2).message(11).map(1)
-    pending = {}
-    for data in fields.all_data(3):
-        activity = Fields(data)
-        pending[activity.text(1)] = PendingActivity(
-            activity.number(3), activity.number(7), activity.number(8)
-        )
-    return DescribedWorkflow(is_off(attributes.get("liveness")), pending)
+    opted_out = _is_opted_out(fields.message(2).message(11))
+    for activity in map(Fields, fields.all_data(3)):
+        if activity.text(1) == activity_id:
+            return PendingActivity(activity.number(3), activity.number(7), opted_out)
+    return None
+
+
+def write_describe_standalone(namespace: str, activity_id: str, run_id: str) -> bytes:
+    """Write DescribeActivityExecution."""
+    return write_message({1: namespace, 2: activity_id, 3: run_id})
+
+
+def read_described_standalone(answer: bytes) -> PendingActivity | None:
+    """Read DescribeActivityExecution; None if the activity is over."""
+    info = Fields(answer).message(2)
+    if not info.number(5):
+        return None
+    return PendingActivity(info.number(5), info.number(15), _is_opted_out(info.message(29)))
+
+
+def _is_opted_out(search_attributes: Fields) -> bool:
+    return is_off(search_attributes.map(1).get("liveness"))
+
+
+# Both set an absolute value, so they may be repeated.
 
 
 def write_maximum_attempts(
     namespace: str, workflow_id: str, run_id: str, activity_id: str, maximum_attempts: int
 ) -> bytes:
-    """Write UpdateActivityOptions for one activity. It sets an absolute value, so it may be repeated."""
-    options = write_message({6: write_message({4: maximum_attempts})})
-    mask = write_message({1: [b"retry_policy.maximum_attempts"]})
+    """Write UpdateActivityOptions for one activity of a workflow."""
     return write_message(
         {
             1: namespace,
             2: write_execution(workflow_id, run_id),
             3: IDENTITY,
-            4: options,
-            5: mask,
+            4: _maximum_attempts_options(maximum_attempts),
+            5: _MAXIMUM_ATTEMPTS_MASK,
             6: activity_id,
         }
     )
+
+
+def write_standalone_maximum_attempts(
+    namespace: str, activity_id: str, run_id: str, maximum_attempts: int
+) -> bytes:
+    """Write UpdateActivityExecutionOptions."""
+    return write_message(
+        {
+            1: namespace,
+            3: activity_id,
+            4: run_id,
+            5: IDENTITY,
+            6: _maximum_attempts_options(maximum_attempts),
+            7: _MAXIMUM_ATTEMPTS_MASK,
+        }
+    )
+
+
+_MAXIMUM_ATTEMPTS_MASK = write_message({1: [b"retry_policy.maximum_attempts"]})
+
+
+def _maximum_attempts_options(maximum_attempts: int) -> bytes:
+    return write_message({6: write_message({4: maximum_attempts})})
 
 
 def write_failure(namespace: str, task_token: bytes, message: str) -> bytes:

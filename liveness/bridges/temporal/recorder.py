@@ -33,7 +33,13 @@ from liveness.v1.service_pb2 import (
     ShutdownWorkerRequest,
     WorkerFilter,
 )
-from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE, ActivityRef, HeartbeatResult, WorkerHeartbeat
+from liveness.v1.worker_pb2 import (
+    WORKER_STATE_ACTIVE,
+    ActivityRef,
+    HeartbeatResult,
+    Worker,
+    WorkerHeartbeat,
+)
 
 logger = structlog.get_logger("liveness.bridge")
 
@@ -60,6 +66,9 @@ QUEUES_MAX = 10_000
 LEFT_ALONE_MAX = 10_000
 SILENCE = "silence"
 PENDING_SEARCHES_MAX = 1_000
+SEARCH_BATCH_MAX = 20
+SEARCH_REST = 9
+"""How many times as long as a search the next one of its namespace waits."""
 
 
 class Recorder:
@@ -144,14 +153,16 @@ class Recorder:
             if since_ms < entry.idle_since_ms:
                 self._unbind(entry, task_token)
 
-    async def bind(self, entry: WorkerEntry, task: HandedOut, task_queue: str) -> bool:
-        """Record that the worker holds the attempt. Returns once that is durable, or cannot be. Returns whether it is."""
+    async def bind(self, entry: WorkerEntry, task: HandedOut, task_queue: str, source: str) -> bool:
+        """Record that the worker holds the attempt. Returns once that is durable, or cannot be. Returns whether it is.
+        `source`: POLL or EAGER."""
         task_queue = task_queue or entry.profile.task_queue
         if task.opted_out or self._settings.is_left_alone(task_queue, task.activity_type):
             self._leave_alone(task.task_token)
             return False
         try:
-            reference = record_of(task, entry.key, task_queue).reference()
+            interval_ms = entry.interval_ms or self.likely_interval_ms(entry)
+            reference = record_of(task, entry.key, task_queue, interval_ms).reference()
             if len(entry.held) >= HELD_MAX:
                 raise NotRecordable("too_many")
         except NotRecordable as error:
@@ -167,7 +178,7 @@ class Recorder:
             return self._count_unrecorded(entry, task, "slow")
         if why := recorded.result():
             return self._count_unrecorded(entry, task, why)
-        self._statistics.bindings += 1
+        self._statistics.bindings[source] += 1
         return True
 
     def _count_unrecorded(self, entry: WorkerEntry, task: HandedOut, reason: str) -> bool:
@@ -206,15 +217,18 @@ class Recorder:
                 if completion.identity == entry.profile.worker_identity:
                     entry.hear(self._clock.monotonic_ms())
                 self._unbind(entry, completion.task_token)
-            elif sum(map(len, self._searches.values())) < PENDING_SEARCHES_MAX:
-                waiting = self._searches.setdefault(completion.namespace, [])
-                waiting.append(completion)
-                if len(waiting) == 1:
-                    self._tasks.start(self._search_holders(completion.namespace))
+            else:
+                self._search(completion)
             return
-        for task_token, entry in list(self._holders.items()):
-            if entry.namespace == completion.namespace and _is_named(entry.held[task_token], completion):
-                self._unbind(entry, task_token)
+        found = [
+            (entry, task_token)
+            for task_token, entry in self._holders.items()
+            if entry.namespace == completion.namespace and _is_named(entry.held[task_token], completion)
+        ]
+        for entry, task_token in found:
+            self._unbind(entry, task_token)
+        if not found:
+            self._search(completion)
 
     def forget_hand_out(self, task_token: bytes) -> None:
         """Unbind an attempt that its worker has not received."""
@@ -299,47 +313,89 @@ class Recorder:
     async def _load(self, entry: WorkerEntry) -> None:
         """Read what liveness knows about the worker, so that a restart of the bridge, or another one, forgets nothing."""
         try:
-            answer = await self._client.call(
-                lambda endpoint: endpoint.liveness.DescribeWorker,
-                DescribeWorkerRequest(namespace=entry.namespace, worker_instance_key=entry.key),
-                CALL_TIMEOUT_MS,
-            )
-        except RpcFailed as error:
-            if error.rpc_failure.code is grpc.StatusCode.NOT_FOUND:
-                entry.is_loaded = True
+            worker = await self._describe(entry.namespace, entry.key)
+        except RpcFailed:
             return
-        entry.load(answer.worker, self._clock.monotonic_ms())
+        if worker is None:
+            entry.is_loaded = True
+            return
+        entry.load(worker, self._clock.monotonic_ms())
         for task_token in entry.held:
             self._holders[task_token] = entry
         self._statistics.held = len(self._holders)
 
-    async def _search_holders(self, namespace: str) -> None:
-        """Find the workers of ended attempts that another bridge handed out: their identity tells which to ask for."""
-        while waiting := self._searches.get(namespace):
-            await self._clock.sleep(SPACING_MS)  # those that end together are searched for together
-            searched, waiting[:] = waiting[:], []
-            identities = {completion.identity for completion in searched}
-            try:
-                entries = await self._workers_of(namespace, identities)
-            except RpcFailed:
-                continue  # what is left bound costs a rescue that finds nothing to do
-            for entry in entries:
-                await self._load(entry)
-            for completion in searched:
-                holder = self._holders.get(completion.task_token)
-                if holder is not None:
-                    self._unbind(holder, completion.task_token)
-        self._searches.pop(namespace, None)
+    def _search(self, completion: Completion) -> None:
+        """Look for the worker of an ended attempt that another bridge handed out."""
+        if sum(map(len, self._searches.values())) >= PENDING_SEARCHES_MAX:
+            return  # what is left bound costs a rescue that finds nothing to do
+        waiting = self._searches.setdefault(completion.namespace, [])
+        waiting.append(completion)
+        if len(waiting) == 1:
+            self._tasks.start(self._search_forever(completion.namespace, waiting))
 
-    async def _workers_of(self, namespace: str, identities: set[str]) -> list[WorkerEntry]:
+    async def _search_forever(self, namespace: str, waiting: list[Completion]) -> None:
+        """Until nothing is left to look for. Ends that come together are looked for together, in a small part of the time."""
+        rest_ms = SPACING_MS
+        while waiting:
+            await self._clock.sleep(rest_ms)
+            searched, waiting[:] = waiting[:], []
+            started_ms = self._clock.monotonic_ms()
+            try:
+                await self._search_holders(namespace, searched)
+            except RpcFailed:
+                pass  # as above
+            rest_ms = max(SPACING_MS, SEARCH_REST * (self._clock.monotonic_ms() - started_ms))
+        del self._searches[namespace]
+
+    async def _search_holders(self, namespace: str, searched: list[Completion]) -> None:
+        """Most attempts are ended by their worker, so that its identity tells which one to ask for. Where that finds nothing, all
+        workers that hold something are asked for."""
+        identities = {completion.identity for completion in searched if completion.task_token}
+        asked: set[str] = set()
         known = [
-            entry
+            entry.key
             for entry in self._workers.values()
             if entry.namespace == namespace and entry.profile.worker_identity in identities
         ]
-        if known:
-            return known
-        entries = []
+        searched = await self._search_in(namespace, known, searched)
+        if not searched:
+            return
+        asked.update(known)
+        holders = await self._list_holders(namespace)
+        for keys in (
+            [worker.worker_instance_key for worker in holders if worker.worker_identity in identities],
+            [worker.worker_instance_key for worker in holders],
+        ):
+            searched = await self._search_in(namespace, [key for key in keys if key not in asked], searched)
+            asked.update(keys)
+
+    async def _search_in(
+        self, namespace: str, keys: list[str], searched: list[Completion]
+    ) -> list[Completion]:
+        """Unbind what these workers hold of what is searched. Returns what they do not hold."""
+        for start in range(0, len(keys), SEARCH_BATCH_MAX):
+            if not searched:
+                break
+            answers = await asyncio.gather(
+                *(self._describe(namespace, key) for key in keys[start : start + SEARCH_BATCH_MAX])
+            )
+            for worker in filter(None, answers):
+                searched = [completion for completion in searched if not self._unbind_in(worker, completion)]
+        return searched
+
+    def _unbind_in(self, worker: Worker, completion: Completion) -> bool:
+        for reference in (*worker.bound_activities, *worker.cancel_activities):
+            record = BindingRecord.decode(reference.token)
+            if record is not None and record.is_meant_by(completion):
+                entry = self._entry(worker.namespace, worker.worker_instance_key)
+                self._hold(entry, record.task_token, reference)
+                self._unbind(entry, record.task_token)
+                return True
+        return False
+
+    async def _list_holders(self, namespace: str) -> list[Worker]:
+        """The live workers that hold something."""
+        found: list[Worker] = []
         request = ListWorkersRequest(
             namespace=namespace, filter=WorkerFilter(states=[WORKER_STATE_ACTIVE]), page_size=1_000
         )
@@ -347,14 +403,25 @@ class Recorder:
             page = await self._client.call(
                 lambda endpoint: endpoint.liveness.ListWorkers, request, CALL_TIMEOUT_MS
             )
-            entries += [
-                self._entry(namespace, worker.worker_instance_key)
-                for worker in page.workers
-                if worker.worker_identity in identities and worker.bound_activity_count
-            ]
+            found += [worker for worker in page.workers if worker.bound_activity_count]
             if not page.next_page_token:
-                return entries
+                return found
             request.page_token = page.next_page_token
+
+    async def _describe(self, namespace: str, key: str) -> Worker | None:
+        """None if liveness does not know the worker."""
+        try:
+            answer = await self._client.call(
+                lambda endpoint: endpoint.liveness.DescribeWorker,
+                DescribeWorkerRequest(namespace=namespace, worker_instance_key=key),
+                CALL_TIMEOUT_MS,
+            )
+        except RpcFailed as error:
+            if error.rpc_failure.code is grpc.StatusCode.NOT_FOUND:
+                return None
+            raise
+        worker: Worker = answer.worker
+        return worker
 
     # -- sending
 
@@ -413,6 +480,8 @@ class Recorder:
                 entry.is_sending = False
                 if entry.has_changes or entry.wants_renewal:
                     self._mark(entry)
+                elif not entry.was_heard:
+                    self._forget(entry)  # what it holds is known to the bridges that it calls
             self._wake.set()  # what was marked meanwhile was passed over
 
     async def _send_heartbeats(self, namespace: str, entries: list[WorkerEntry]) -> None:
@@ -544,17 +613,14 @@ class Recorder:
         """Shorten the lease of a silent worker to its last second, unless it called through another bridge."""
         heard_ms = entry.heard_ms
         try:
-            answer = await self._client.call(
-                lambda endpoint: endpoint.liveness.DescribeWorker,
-                DescribeWorkerRequest(namespace=entry.namespace, worker_instance_key=entry.key),
-                CALL_TIMEOUT_MS,
-            )
+            worker = await self._describe(entry.namespace, entry.key)
         except RpcFailed:
             return  # the next tick tries again
         finally:
             entry.is_sending = False
             self._wake.set()  # it may have had something to send meanwhile
-        worker = answer.worker
+        if worker is None:
+            return
         last_s = worker.last_heartbeat_time.seconds + worker.last_heartbeat_time.nanos / 1e9
         if entry.heard_ms > heard_ms:
             return
@@ -583,11 +649,7 @@ def _settle(binds: dict[bytes, PendingBind], outcome: str) -> None:
 
 
 def _is_named(reference: ActivityRef, completion: Completion) -> bool:
-    if reference.workflow_id != identifier(completion.workflow_id):
+    if reference.workflow_id != identifier(completion.workflow_id or completion.activity_id):
         return False
     record = BindingRecord.decode(reference.token)
-    return (
-        record is not None
-        and (record.workflow_id, record.activity_id) == (completion.workflow_id, completion.activity_id)
-        and completion.run_id in ("", record.run_id)
-    )
+    return record is not None and record.is_meant_by(completion)

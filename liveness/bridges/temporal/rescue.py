@@ -33,37 +33,58 @@ class RescueRefused(Exception):
 async def rescue(upstream: Upstream, namespace: str, record: BindingRecord, why: str) -> str:
     """Make Temporal retry the attempt at once, and return the outcome: `retried`, `cancelled`, `finished` if it was over
     already, or `opted_out`. Raises TemporalAway or RescueRefused."""
-    described = await _call(
-        upstream,
-        namespace,
-        "DescribeWorkflowExecution",
-        messages.write_describe_workflow(namespace, record.workflow_id, record.run_id),
-    )
-    if described is None:
-        return "finished"
-    try:
-        workflow = messages.read_described_workflow(described)
-    except Malformed as error:
-        raise RescueRefused(f"the answer of DescribeWorkflowExecution is malformed: {error}") from None
-    pending = workflow.pending.get(record.activity_id)
+    pending = await _describe(upstream, namespace, record)
     if pending is None or pending.attempt != record.attempt:
         return "finished"
-    if workflow.opted_out:
+    if pending.opted_out:
         return "opted_out"
     if pending.state == messages.PENDING_CANCEL_REQUESTED:
         # Temporal retries no activity that is to be cancelled: a failure would reach the workflow instead.
         cancellation = messages.write_cancellation(namespace, record.task_token)
         done = await _call(upstream, namespace, "RespondActivityTaskCanceled", cancellation)
         return "finished" if done is None else "cancelled"
-    if record.maximum_attempts > 0:
-        update = messages.write_maximum_attempts(
-            namespace, record.workflow_id, record.run_id, record.activity_id, record.maximum_attempts + 1
-        )
-        if await _call(upstream, namespace, "UpdateActivityOptions", update) is None:
-            return "finished"
+    if record.maximum_attempts > 0 and not await _raise_maximum_attempts(upstream, namespace, record):
+        return "finished"
     failure = messages.write_failure(namespace, record.task_token, why)
     done = await _call(upstream, namespace, "RespondActivityTaskFailed", failure)
     return "finished" if done is None else "retried"
+
+
+async def _describe(
+    upstream: Upstream, namespace: str, record: BindingRecord
+) -> messages.PendingActivity | None:
+    """None if the activity is over."""
+    if record.is_standalone:
+        method = "DescribeActivityExecution"
+        request = messages.write_describe_standalone(namespace, record.activity_id, record.run_id)
+    else:
+        method = "DescribeWorkflowExecution"
+        request = messages.write_describe_workflow(namespace, record.workflow_id, record.run_id)
+    described = await _call(upstream, namespace, method, request)
+    if described is None:
+        return None
+    try:
+        if record.is_standalone:
+            return messages.read_described_standalone(described)
+        return messages.read_described_workflow(described, record.activity_id)
+    except Malformed as error:
+        raise RescueRefused(f"the answer of {method} is malformed: {error}") from None
+
+
+async def _raise_maximum_attempts(upstream: Upstream, namespace: str, record: BindingRecord) -> bool:
+    """Returns whether the activity is still there."""
+    maximum = record.maximum_attempts + 1
+    if record.is_standalone:
+        method = "UpdateActivityExecutionOptions"
+        update = messages.write_standalone_maximum_attempts(
+            namespace, record.activity_id, record.run_id, maximum
+        )
+    else:
+        method = "UpdateActivityOptions"
+        update = messages.write_maximum_attempts(
+            namespace, record.workflow_id, record.run_id, record.activity_id, maximum
+        )
+    return await _call(upstream, namespace, method, update) is not None
 
 
 async def _call(upstream: Upstream, namespace: str, method: str, request: bytes) -> bytes | None:

@@ -111,7 +111,7 @@ class Rescuer:
         record = BindingRecord.decode(task.ref.token)
         if record is None:
             raise GiveUp("its token is not that of a Temporal attempt")
-        if await self._has_come_back(namespace, record.worker_key):
+        if await self._has_come_back(namespace, record):
             self._recorder.bind_again(namespace, record, task.attempt)
             outcome = "not_lost"
         elif await self._sends_no_heartbeats(namespace, record.worker_key):
@@ -151,16 +151,16 @@ class Rescuer:
                 self._away_warning.resolve()
                 return outcome
 
-    async def _has_come_back(self, namespace: str, worker_key: str) -> bool:
+    async def _has_come_back(self, namespace: str, record: BindingRecord) -> bool:
         """Whether the worker lives, and its lease ended only because no bridge was there to hear it. A bridge that listens
         shortens the lease of a silent worker and says so, so that other ends mean that none did. This one waits
         until it has listened for a whole lease itself."""
         while True:
-            worker = await self._describe(namespace, worker_key)
+            worker = await self._describe(namespace, record.worker_key)
             if worker is None or SUSPECTED_LABEL in worker.labels:
                 return False
             heard_ms = self._clock.monotonic_ms() - self._started_ms
-            if heard_ms > lease_of(worker, self._settings) + MARGIN_MS:
+            if heard_ms > lease_of(worker, record, self._settings) + MARGIN_MS:
                 return worker.state == WORKER_STATE_ACTIVE
             if worker.state == WORKER_STATE_ACTIVE:
                 return True
@@ -188,8 +188,10 @@ class Rescuer:
         return worker
 
 
-def lease_of(worker: LivenessWorker, settings: BridgeSettings) -> int:
-    """How long the worker may be silent."""
+def lease_of(worker: LivenessWorker, record: BindingRecord, settings: BridgeSettings) -> int:
+    """How long the worker may be silent. What liveness has cleaned up has no labels any more: then the record tells."""
     interval = worker.labels.get(INTERVAL_LABEL, "")
-    known_ms = int(interval[:-2]) if interval.endswith("ms") and interval[:-2].isdigit() else 0
+    known_ms = (
+        int(interval[:-2]) if interval.endswith("ms") and interval[:-2].isdigit() else record.interval_ms
+    )
     return settings.lease_ms or INTERVALS_PER_LEASE * (known_ms or DEFAULT_INTERVAL_MS)

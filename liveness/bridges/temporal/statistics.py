@@ -14,6 +14,9 @@ from liveness.telemetry.metric_types import (
     single_value,
 )
 
+POLL, EAGER = "poll", "eager"
+"""What handed an attempt out: the answer of a poll, or that of a completed workflow task."""
+
 
 class BridgeStatistics:
     def __init__(self) -> None:
@@ -21,7 +24,8 @@ class BridgeStatistics:
         """By method and status code."""
         self.added_s = Histogram(LATENCY_BUCKETS_S)
         """What the bridge adds to a call beside the time that it waits for Temporal."""
-        self.bindings = 0
+        self.bindings: Counter[str] = Counter()
+        """By POLL and EAGER."""
         self.unrecorded: Counter[str] = Counter()
         """Hand-outs that were released without a record, by reason."""
         self.rescues: Counter[str] = Counter()
@@ -46,7 +50,7 @@ def _calls(statistics: BridgeStatistics) -> Values:
 
 METRICS: tuple[Metric[BridgeStatistics], ...] = (
     CounterMetric(
-        "liveness_bridge_calls",
+        "liveness_bridge_calls_total",
         "Calls passed on to Temporal, by method and status.",
         ("method", "code"),
         _calls,
@@ -57,37 +61,37 @@ METRICS: tuple[Metric[BridgeStatistics], ...] = (
         lambda statistics: statistics.added_s,
     ),
     CounterMetric(
-        "liveness_bridge_bindings",
-        "Hand-outs that were recorded before their answer was released.",
-        (),
-        single_value(lambda statistics: statistics.bindings),
+        "liveness_bridge_bindings_total",
+        "Hand-outs that were recorded before their answer was released, by what handed out: poll or eager.",
+        ("source",),
+        lambda statistics: _by_reason(statistics.bindings),
     ),
     CounterMetric(
-        "liveness_bridge_unrecorded",
+        "liveness_bridge_unrecorded_total",
         "Hand-outs that were released without a record, by reason.",
         ("reason",),
         lambda statistics: _by_reason(statistics.unrecorded),
     ),
     CounterMetric(
-        "liveness_bridge_rescues",
+        "liveness_bridge_rescues_total",
         "Lost attempts that this bridge dealt with, by outcome.",
         ("outcome",),
         lambda statistics: _by_reason(statistics.rescues),
     ),
     CounterMetric(
-        "liveness_bridge_rescues_refused",
+        "liveness_bridge_rescues_refused_total",
         "Refusals of a rescue by Temporal.",
         (),
         single_value(lambda statistics: statistics.rescues_refused),
     ),
     CounterMetric(
-        "liveness_bridge_failed_back",
+        "liveness_bridge_failed_back_total",
         "Answers of polls whose client was gone, given back to Temporal at once.",
         (),
         single_value(lambda statistics: statistics.failed_back),
     ),
     CounterMetric(
-        "liveness_bridge_hints",
+        "liveness_bridge_hints_total",
         "Leases that were shortened, by what made the worker suspect.",
         ("reason",),
         lambda statistics: _by_reason(statistics.hints),

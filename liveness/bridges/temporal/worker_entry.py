@@ -27,6 +27,7 @@ from liveness.v1.worker_pb2 import (
 
 ENGINE_LABEL = "engine"
 INTERVAL_LABEL = "temporal-heartbeat-interval"
+DEPLOYMENT_LABEL = "temporal-deployment"
 SUSPECTED_LABEL = "temporal-suspected"
 UI_LABEL = "temporal-ui"
 NO_HEARTBEATS = "none"
@@ -52,8 +53,12 @@ class WorkerEntry:
     profile: WorkerHeartbeat = field(default_factory=WorkerHeartbeat)
     is_described: bool = False
     """Whether the profile comes from the worker's own heartbeat, which tells more than a poll."""
+    was_heard: bool = False
+    """Whether it has called through this bridge."""
     is_loaded: bool = False
     """Whether this bridge has read what liveness knows about it."""
+    deployment: str = ""
+    """The name of its worker deployment; its version is the build id."""
     interval_ms: int = 0
     has_heartbeats: bool = False
     is_stopping: bool = False
@@ -87,6 +92,7 @@ class WorkerEntry:
 
     def hear(self, now_ms: int) -> None:
         self.heard_ms = now_ms
+        self.was_heard = True
         if self.suspected:
             self.suspected = ""
             self.suspect_lease_ms = 0
@@ -111,6 +117,7 @@ class WorkerEntry:
         profile.worker_identity = beat.identity
         profile.task_queue = identifier(beat.task_queue) if beat.task_queue else ""
         profile.build_id = beat.build_id or profile.build_id
+        self.deployment = beat.deployment
         profile.sdk_name = beat.sdk_name
         profile.sdk_version = beat.sdk_version
         profile.host_name = beat.host_name
@@ -125,8 +132,8 @@ class WorkerEntry:
         interval = worker.labels.get(INTERVAL_LABEL, "")
         if not self.has_heartbeats and interval.endswith("ms") and interval[:-2].isdigit():
             self.has_heartbeats, self.interval_ms = True, int(interval[:-2])
-        if not self.is_described and worker.sdk_name:
-            self.is_described = True
+        if not self.is_described and (worker.sdk_name or not self.profile.worker_identity):
+            self.is_described = bool(worker.sdk_name)
             for name in (
                 "worker_identity",
                 "task_queue",
@@ -137,12 +144,18 @@ class WorkerEntry:
                 "process_id",
             ):
                 setattr(self.profile, name, getattr(worker, name))
-            self.profile.start_time.CopyFrom(worker.start_time)
+            self.deployment = worker.labels.get(DEPLOYMENT_LABEL, "")
+            if worker.HasField("start_time"):
+                self.profile.start_time.CopyFrom(worker.start_time)
+        if not self.was_heard and (why := worker.labels.get(SUSPECTED_LABEL)):
+            # What this bridge has to tell about the worker is no sign of life.
+            self.suspected, self.suspect_lease_ms = why, worker.granted_lease_duration.ToMilliseconds()
         for reference in (*worker.bound_activities, *worker.cancel_activities):
             record = BindingRecord.decode(reference.token)
-            if record is not None and record.task_token not in self.held:
-                self.held[record.task_token] = reference
-                self.held_since_ms[record.task_token] = now_ms
+            if record is None or record.task_token in self.held or record.task_token in self.to_unbind:
+                continue
+            self.held[record.task_token] = reference
+            self.held_since_ms[record.task_token] = now_ms
 
     def lease_ms(self, settings: BridgeSettings) -> int:
         """How long it may be silent while a bridge listens."""
@@ -177,6 +190,8 @@ class WorkerEntry:
         if self.has_heartbeats:
             interval = f"{self.interval_ms or DEFAULT_INTERVAL_MS}ms"
         labels = {ENGINE_LABEL: "temporal", INTERVAL_LABEL: interval}
+        if self.deployment:
+            labels[DEPLOYMENT_LABEL] = identifier(self.deployment)
         if self.suspected:
             labels[SUSPECTED_LABEL] = self.suspected
         if settings.temporal_ui:

@@ -14,8 +14,8 @@ const TENTH_STEPS = [0.1, 0.2, 0.5, ...INTEGER_STEPS];
 const together = uPlot.sync('fleet');
 
 /**
- * series: [{label, tone, of(sample), area, bars, quiet}]; tone names a colour of the style sheet, and a quiet series is
- * hidden until the user selects it in the legend.
+ * series: [{label, tone, of(sample), area, bars, steps, quiet}]; tone names a colour of the style sheet, a value of a series
+ * with steps holds until the next one, and a quiet series is hidden until the user selects it in the legend.
  * integers: values are counts. The line is interrupted where samples are missing because the server did not run.
  */
 export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief, integers = true }) {
@@ -40,16 +40,17 @@ export function Chart({ title, note, samples, intervalMs, rangeMs, series, show 
   }, [name, intervalMs]);
 
   useEffect(() => {
-    series.forEach((one, at) => plot.current.setSeries(at + 1, { show: !off.has(one.label) }));
-  }, [off, name, intervalMs]);
-
-  useEffect(() => {
     // A server that has just started has fewer samples than the range asks for.
     const to = samples.at(-1)?.time ?? Date.now();
     const from = Math.min(to - MINUTE, Math.max(to - rangeMs, samples[0]?.time ?? 0));
     plot.current.setData(data, false);
     plot.current.setScale('x', { min: from / 1_000, max: to / 1_000 });
   }, [samples, rangeMs, name, intervalMs]);
+
+  // After the data: without any, this would fix the scale of the values.
+  useEffect(() => {
+    series.forEach((one, at) => plot.current.setSeries(at + 1, { show: !off.has(one.label) }));
+  }, [off, name, intervalMs]);
 
   const flip = (label) => setOff((was) => new Set(was.has(label) ? [...was].filter((one) => one !== label) : [...was, label]));
   return html`<figure class="card chart">
@@ -98,7 +99,7 @@ function options(series, colours, show, width, intervalMs, integers) {
     padding: [8, 22, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: together.key }, drag: { x: false, y: false }, points: { size: 7 } },
-    scales: { x: { time: true }, y: { range: (u, min, max) => [0, Math.max(1, (max ?? 0) * 1.1)] } },
+    scales: { x: { time: true }, y: { range: (u, min, max) => [Math.min(0, (min ?? 0) * 1.1), Math.max(1, (max ?? 0) * 1.1)] } },
     axes: [
       { ...axis, size: 24, gap: 4, space: 74, values: (u, splits, at, space, step) => splits.map((time) => showClock(time * 1_000, step < 60)) },
       { ...axis, size: 46, gap: 4, space: 34, incrs: integers ? INTEGER_STEPS : TENTH_STEPS, values: (u, splits) => splits.map(show) },
@@ -112,7 +113,7 @@ function options(series, colours, show, width, intervalMs, integers) {
         fill: one.area || one.bars ? `${colour(one.tone)}${one.bars ? 'b0' : '26'}` : undefined,
         // A line needs two points, and a server that has just started may have one sample.
         points: { show: (u) => u.data[0].length < 3, size: 5 },
-        paths: one.bars ? barsOf(intervalMs) : uPlot.paths.linear(),
+        paths: one.bars ? barsOf(intervalMs) : one.steps ? uPlot.paths.stepped({ align: 1 }) : uPlot.paths.linear(),
       })),
     ],
   };

@@ -52,7 +52,9 @@ export function Log({ lines, error }) {
 const COLOURS = /\u001b\[[0-9;?]*[ -/]*[@-~]/g;
 const CONTROLS = /[\u0000-\u0008\u000a-\u001f]/g;
 
-/** Colour codes of terminals are left out; other control characters are shown as their pictures. */
+const PREFIX = /^(\d{4}-\d\d-\d\dT[\d:.]+Z) ([oe]) /;
+
+/** Of its streams, only stderr is named. Colour codes of terminals are left out; other control characters are shown as their pictures. */
 export function readable(line) {
-  return line.replace(COLOURS, '').replace(CONTROLS, (one) => String.fromCharCode(0x2400 + one.charCodeAt(0)));
+  return line.replace(PREFIX, (_, time, stream) => `${time} ${stream === 'e' ? 'stderr: ' : ''}`).replace(COLOURS, '').replace(CONTROLS, (one) => String.fromCharCode(0x2400 + one.charCodeAt(0)));
 }

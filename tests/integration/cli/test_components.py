@@ -15,7 +15,7 @@ from click.testing import Result
 from liveness.cli import component_orders, components
 from liveness.testing import LocalServer
 from liveness.v1 import component_pb2 as pb
-from tests.integration.cli.fake_supervisor import PAUSED, STOPPED, STOPPING, FakeSupervisor
+from tests.integration.cli.fake_supervisor import HEALTHY, PAUSED, STOPPED, STOPPING, FakeSupervisor
 from tests.integration.quiet_logs import quiet as quiet  # the server logs into the output of the command
 from tests.system.cli.server_processes import environment, liveness_command
 from tests.system.cli.shell import Shell
@@ -123,11 +123,12 @@ def test_describe_shows_the_last_lines_with_escapes(shell: Shell, supervisor: Fa
     for name in ("worker:discovery:0", "discovery:0"):
         out = shell.ok("components", "describe", name)
         assert "exit code 255" in out
-        assert '{"queue": 3}' in out
+        assert "queue=3" in out
         assert out.splitlines()[-2:] == ["  Traceback:", "  \\x1b[31m[red]boom[/red]"]
     assert shell.json("components", "describe", "discovery:0")["last_exit"]["last_lines"][0] == "Traceback:"
     assert shell.sentence("components", "describe", "discovery:9") == (
-        "There is no component worker:discovery:9 in namespace default (COMPONENT_NOT_FOUND)."
+        "There is no component worker:discovery:9 in namespace default (COMPONENT_NOT_FOUND). "
+        "`liveness components list discovery` shows those of the group."
     )
     assert "worker:discovery:0" in shell.sentence("components", "describe", "discovery", exit_code=2)
 
@@ -320,7 +321,61 @@ def test_logs_follow_new_lines_until_they_are_interrupted(
         assert process.wait(60) == 130
 
 
+def test_logs_name_the_stream_only_of_errors(shell: Shell, supervisor: FakeSupervisor) -> None:
+    time = "2026-01-01T10:00:00.000Z"
+    id = supervisor.start(0)
+    supervisor.output[id] = [f"{time} o ready", f"{time} e disk is full", "o is no prefix"]
+    assert shell.ok("components", "logs", id).splitlines() == [
+        f"{time} ready", f"{time} stderr: disk is full", "o is no prefix",
+    ]  # fmt: skip
+
+
+# -- names that do not exist
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (("list", "discvery"), "Did you mean discovery?"),
+        (("list", "other"), "No supervisor ever ran a group other in namespace default."),
+        (("list", "other", "--json"), "No supervisor ever ran a group other in namespace default."),
+        (("describe", "discvery:0"), "Did you mean worker:discovery:0?"),
+        (("describe", "discovery:7"), "`liveness components list discovery` shows those of the group."),
+        (("logs", "discvery:0"), "Did you mean worker:discovery:0?"),
+        (("history", "discvery:0"), "Did you mean worker:discovery:0?"),
+        (("stop", "discvery"), "Did you mean discovery?"),
+        (("scale", "discvery", "2"), "Did you mean discovery?"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_answered_with_one_that_does(
+    shell: Shell, supervisor: FakeSupervisor, arguments: tuple[str, ...], end: str
+) -> None:
+    supervisor.start(0)
+    assert shell.sentence("components", *arguments).endswith(end)
+    assert supervisor.orders == []
+
+
+def test_a_list_without_matches_says_so(shell: Shell, supervisor: FakeSupervisor) -> None:
+    assert shell.run("components", "list").stderr == "No component was started yet.\n"
+    supervisor.start(0)
+    result = shell.run("components", "list", "--status", "failed", "--status", "crashed")
+    assert (result.stdout, result.stderr) == ("", "No component is failed or crashed.\n")
+
+
 # -- history
+
+
+def test_snapshots_in_the_history_show_what_the_process_told(
+    shell: Shell, supervisor: FakeSupervisor
+) -> None:
+    id = supervisor.start(0)
+    for files in (3, 8):
+        told = {"files_processed": files, "stage": "tagging"}
+        supervisor.report(id, HEALTHY, reason="healthy", details_json=json.dumps(told))
+    first, second = shell.ok("components", "history", id).splitlines()[-2:]
+    assert first.endswith("files_processed=3 stage=tagging")
+    assert second.endswith("files_processed=8 stage=tagging")
+    assert second.split()[2:4] == ["HEALTHY", "5000"], "the reason would only repeat the status"
 
 
 def test_the_history_is_a_time_line_of_the_states(
@@ -332,7 +387,7 @@ def test_the_history_is_a_time_line_of_the_states(
     supervisor.crash(id, code=3)
     out = shell.ok("components", "history", "discovery:0")
     lines = out.splitlines()
-    assert lines[0].split() == ["time", "status", "reason", "by", "pid", "restarts", "exit"]
+    assert lines[0].split() == ["time", "status", "reason", "by", "pid", "restarts", "exit", "details"]
     words = [line.split()[2] for line in lines[1:]]
     assert [word for word in words if word.isupper()] == ["STARTING", "HEALTHY", "PAUSED", "CRASHED"]
     assert "disk is full" in out

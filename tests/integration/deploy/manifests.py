@@ -14,6 +14,7 @@ DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
+SUPERVISED = (DEPLOY / "supervised" / "Containerfile").read_text(encoding="utf-8")
 
 
 def objects() -> list[dict[str, Any]]:
@@ -58,8 +59,9 @@ def commands() -> dict[str, list[str]]:
         assert program == "/opt/liveness/bin/liveness"
         found[path.name] = arguments
     found |= {name: container(pod)["args"] for name, pod in pods().items()}
-    [words] = re.findall(r"^CMD \[(.*)\]$", CONTAINERFILE, re.MULTILINE)
-    found["Containerfile"] = re.findall(r'"([^"]*)"', words)
+    for name, text in (("Containerfile", CONTAINERFILE), ("supervised/Containerfile", SUPERVISED)):
+        [words] = re.findall(r"^CMD \[(.*)\]$", text, re.MULTILINE)
+        found[name] = re.findall(r'"([^"]*)"', words)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,14 @@ import pytest
 from liveness.cli import COMMANDS, main
 from liveness.config.settings import SETTING_TYPES, Settings, load_settings, variable_name
 from liveness.security.posture import check_posture, is_loopback
+from liveness.supervisor.settings_file import load_supervisor_settings, parse_supervisor_settings
+from liveness.supervisor.supervisor import REPORT_MS
 from tests.certificates import Authority
 from tests.integration.deploy.manifests import (
     CONTAINERFILE,
     DEPLOY,
     MANIFESTS,
+    SUPERVISED,
     UNITS,
     commands,
     container,
@@ -75,7 +79,7 @@ def test_each_variable_is_a_setting_with_a_valid_value(where: str) -> None:
 
 def test_only_known_commands_are_used() -> None:
     """`make_context` above would accept an argument of another command."""
-    assert {arguments[0] for arguments in commands().values()} == {"serve", "frontend", "backup"}
+    assert {arguments[0] for arguments in commands().values()} == {"serve", "frontend", "backup", "supervise"}
 
 
 # -- systemd
@@ -105,6 +109,19 @@ def test_the_unit_gives_the_server_time_to_stop_and_always_restarts_it() -> None
     assert int(service["TimeoutStopSec"]) >= 2 * SETTINGS.shutdown_timeout_s
     assert service["Type"] != "notify", "the server sends no notification"
     assert f"/var/lib/{service['StateDirectory']}/" in service["ExecStart"], "all other folders are read-only"
+
+
+def test_the_unit_of_a_supervisor_lets_it_stop_its_processes_by_itself() -> None:
+    service = unit(DEPLOY / "systemd" / "liveness-supervise.service")["Service"]
+    assert (service["Type"], service["NotifyAccess"]) == ("notify", "main")
+    assert service["KillMode"] == "mixed"
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    words = shlex.split(service["ExecStart"])
+    waits_s = int(words[words.index("--wait") + 1])
+    assert int(service["TimeoutStartSec"]) > waits_s
+    default = parse_supervisor_settings('[group.g]\ncommand = "x"', "workers.toml").groups[0]
+    assert int(service["TimeoutStopSec"]) * 1_000 > default.stop_timeout_ms + REPORT_MS
+    assert service["StateDirectory"] == Path(words[words.index("--state-dir") + 1]).name
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
@@ -140,6 +157,20 @@ def test_the_image_copies_all_parts_of_the_distribution() -> None:
     assert names == {"pyproject.toml", "requirements.lock", "README.md", "LICENSE", "liveness", "tasks"}
     ignored = (DEPLOY / "Containerfile.dockerignore").read_text(encoding="utf-8")
     assert {line[1:] for line in ignored.splitlines() if line.startswith("!")} == names
+
+
+def test_the_image_of_a_supervised_worker_runs_the_supervisor_as_process_1_and_not_as_root() -> None:
+    [base] = re.findall(r"^FROM (\S+)$", SUPERVISED, re.MULTILINE)
+    assert f"-t {base} ." in CONTAINERFILE
+    assert re.findall(r"^USER (\S+)$", SUPERVISED, re.MULTILINE)[-1] == "10001:10001"
+    assert '\nENTRYPOINT ["liveness"]\n' in CONTAINERFILE
+    assert "ENTRYPOINT" not in SUPERVISED
+    [(source, _)] = re.findall(r"^COPY (\S+) (\S+)$", SUPERVISED, re.MULTILINE)
+    ignored = (DEPLOY / "supervised" / "Containerfile.dockerignore").read_text(encoding="utf-8")
+    assert f"!{source}" in ignored.splitlines()
+    words = commands()["supervised/Containerfile"]
+    config = DEPLOY.parent / source / words[words.index("--config") + 1]
+    assert load_supervisor_settings(config).groups
 
 
 # -- Kubernetes

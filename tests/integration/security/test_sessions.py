@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from liveness.domain.errors import Unauthenticated
 from liveness.security.first_token import create_first_token
+from liveness.security.principal import TOKEN, Caller, Principal, current_caller
+from liveness.server.session_handlers import SessionHandlers
 from liveness.store.tokens import SESSIONS_MAX, AdminTokenExists
 from liveness.v1 import token_pb2 as pb
 from tests.integration.security.auth_harness import AuthHarness, Client
@@ -57,6 +60,14 @@ async def test_sessions_that_are_over_leave_the_table(auth_on_each_database: Aut
     auth.clock.jump_wall(12 * 3_600_000)
     await sign_in(auth, await auth.caller("bob", "reader:shop"))
     assert [row.principal for row in auth.tokens.rows() if row.parent_id] == ["bob"]
+
+
+async def test_a_token_that_expires_while_its_call_is_served_gets_no_session(auth: AuthHarness) -> None:
+    handlers = SessionHandlers(auth.server.store, auth.tokens, auth.clock)
+    current_caller.set(Caller(Principal("ann", (), TOKEN, "ann-1", auth.clock.wall_ms())))
+    with pytest.raises(Unauthenticated):
+        await handlers.create(pb.CreateSessionRequest())
+    assert not any(row.parent_id for row in auth.tokens.rows())
 
 
 async def test_a_session_of_an_admin_is_no_admin_token(auth: AuthHarness) -> None:

@@ -12,11 +12,21 @@ from liveness.server.alerts import ALERTS_PER_KIND_MAX
 from liveness.v1 import fleet_pb2
 from tests.integration.engine.engine import activity
 from tests.integration.server.activity_client import QUEUE, ActivityClient
+from tests.integration.server.component_client import (
+    CRASHED,
+    FAILED,
+    STARTING,
+    ComponentClient,
+    timestamp,
+)
 from tests.integration.server.server_harness import NAMESPACE, ServerHarness, heartbeat
 from tests.integration.server.test_fleet import fleet
 
 STORM = fleet_pb2.ALERT_KIND_STORM
 NO_ACTIVE_WORKERS = fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS
+COMPONENT_FAILED = fleet_pb2.ALERT_KIND_COMPONENT_FAILED
+COMPONENT_RESTARTS = fleet_pb2.ALERT_KIND_COMPONENT_RESTARTS
+COMPONENT_GROUP_CRASHED = fleet_pb2.ALERT_KIND_COMPONENT_GROUP_CRASHED
 UNPOLLED_QUEUE = fleet_pb2.ALERT_KIND_UNPOLLED_QUEUE
 LONG_WAIT = fleet_pb2.ALERT_KIND_LONG_WAIT
 MINUTE_MS = 60_000
@@ -286,3 +296,94 @@ async def test_the_fleet_of_a_namespace_has_its_own_task_queues_only(harness: Se
     answer = await fleet(harness, "other")
     assert [queue.namespace for queue in answer.task_queues] == ["other"]
     assert [alert.namespace for alert in answer.alerts] == ["other"]
+
+
+# -- components
+
+
+async def component_alerts(harness: ServerHarness) -> dict[int, str]:
+    """The messages by kind. Components that crashed are dead workers as well, which is not what is looked for here."""
+    alerts = (await fleet(harness)).alerts
+    return {alert.kind: alert.message for alert in alerts if alert.kind != NO_ACTIVE_WORKERS}
+
+
+async def test_a_failed_component_raises_an_alert_until_it_is_started_again(harness: ServerHarness) -> None:
+    supervisor = ComponentClient.of(harness)
+    await supervisor.supervise()
+    await supervisor.start(0)
+    await supervisor.start(1, session_id="p2")
+    await supervisor.report(CRASHED, 0)
+    assert not await component_alerts(harness)
+    await supervisor.report(FAILED, 0)
+    failed = await component_alerts(harness)
+    assert list(failed) == [COMPONENT_FAILED]
+    assert failed[COMPONENT_FAILED].startswith("worker:images:0 of orders has crashed too often")
+    await harness.advance(10 * MINUTE_MS)
+    assert list(await component_alerts(harness)) == [COMPONENT_FAILED], "it does not pass by itself"
+    await harness.restart()
+    assert list(await component_alerts(harness)) == [COMPONENT_FAILED], "it is derived from the log"
+    again = ComponentClient.of(harness)
+    again.numbers = supervisor.numbers
+    await again.beat(again.id(0), "p3")
+    await again.report(STARTING, 0, "p3")
+    assert not await component_alerts(harness)
+
+
+async def test_more_than_3_restarts_within_5_minutes_raise_an_alert_until_they_are_old(
+    harness: ServerHarness,
+) -> None:
+    supervisor = ComponentClient.of(harness)
+    await supervisor.supervise()
+    await supervisor.start(0)
+    times: list[Any] = []
+    for restart in range(1, 5):
+        await supervisor.report(CRASHED, 0, f"p{restart}", restart_count=len(times), restart_times=times)
+        assert not await component_alerts(harness), "3 are not more than 3"
+        await harness.advance(10_000)
+        times.append(timestamp(harness.clock.wall_ms()))
+        await supervisor.beat(supervisor.id(0), f"p{restart + 1}")
+        known = {"restart_count": len(times), "restart_times": times}
+        await supervisor.report(STARTING, 0, f"p{restart + 1}", **known)
+    alerts = await component_alerts(harness)
+    assert alerts == {COMPONENT_RESTARTS: "worker:images:0 of orders was restarted 4 times within 5 minutes."}
+    await harness.advance(5 * MINUTE_MS)
+    assert not await component_alerts(harness)
+
+
+async def test_a_group_whose_components_all_crash_within_a_minute_raises_one_alert(
+    harness: ServerHarness,
+) -> None:
+    supervisor = ComponentClient.of(harness)
+    await supervisor.supervise()
+    for index in range(3):
+        await supervisor.start(index, session_id=f"p{index}")
+    await supervisor.report(CRASHED, 0, "p0")
+    await harness.advance(20_000)
+    await supervisor.report(CRASHED, 1, "p1")
+    assert not await component_alerts(harness), "one of the group runs"
+    await harness.advance(20_000)
+    await supervisor.report(CRASHED, 2, "p2")
+    alerts = await component_alerts(harness)
+    assert list(alerts) == [COMPONENT_GROUP_CRASHED]
+    assert alerts[COMPONENT_GROUP_CRASHED].startswith(
+        "All 3 components of group images of orders crashed together"
+    )
+    await harness.advance(5 * MINUTE_MS)
+    assert not await component_alerts(harness)
+
+
+async def test_components_that_crash_one_after_the_other_did_not_crash_together(
+    harness: ServerHarness,
+) -> None:
+    supervisor = ComponentClient.of(harness)
+    await supervisor.supervise()
+    for index in range(2):
+        await supervisor.start(index, session_id=f"p{index}")
+    await supervisor.report(CRASHED, 0, "p0")
+    await harness.advance(MINUTE_MS + 1_000)
+    await supervisor.report(CRASHED, 1, "p1")
+    single = ComponentClient.of(harness, "single")
+    await single.supervise()
+    await single.start()
+    await single.report(CRASHED)
+    assert not await component_alerts(harness), "nor did the only one of its group"

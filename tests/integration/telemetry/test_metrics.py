@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 
+from liveness.bridges.temporal.statistics import METRICS as BRIDGE_METRICS
 from liveness.telemetry.counters import NAMESPACES_MAX, OTHER
 from liveness.telemetry.metric_types import (
     CounterMetric,
@@ -22,7 +23,14 @@ from liveness.telemetry.process_metrics import FRONTEND_METRICS
 from liveness.v1 import service_pb2
 from tests.integration.engine.engine import activity
 from tests.integration.server.activity_client import ActivityClient
-from tests.integration.server.component_client import CRASHED, ComponentClient
+from tests.integration.server.component_client import (
+    CRASHED,
+    STARTING,
+    STOPPED,
+    STOPPING,
+    ComponentClient,
+    timestamp,
+)
 from tests.integration.server.server_harness import NAMESPACE, SHARDS, ServerHarness, heartbeat, refusal
 from tests.integration.store.faulty_store import Fault
 from tests.integration.telemetry.exposition import Exposition
@@ -34,7 +42,7 @@ KINDS = {
     HistogramMetric: "histogram",
     LabelledHistogramMetric: "histogram",
 }
-ALL_METRICS: tuple[Metric[Any], ...] = tuple(dict.fromkeys((*METRICS, *FRONTEND_METRICS)))
+ALL_METRICS: tuple[Metric[Any], ...] = tuple(dict.fromkeys((*METRICS, *FRONTEND_METRICS, *BRIDGE_METRICS)))
 
 
 def exposition_of(harness: ServerHarness) -> Exposition:
@@ -258,6 +266,49 @@ async def test_the_open_metrics_format_is_served_on_request(harness: ServerHarne
     plain, kind = harness.server.metrics("text/html")
     assert kind.startswith("text/plain; version=0.0.4")
     assert Exposition(plain).families.keys() >= {"liveness_heartbeats"}
+
+
+async def test_components_are_counted_by_status_with_their_restarts_and_crashes(
+    harness: ServerHarness,
+) -> None:
+    supervisor = ComponentClient.of(harness)
+    await supervisor.supervise()
+    for index in range(3):
+        await supervisor.start(index, session_id=f"p{index}")
+
+    def values(end: str) -> dict[str, float]:
+        """By status or group, else by namespace; without those that are 0."""
+        return {
+            sample.labels.get("status")
+            or sample.labels.get("group")
+            or sample.labels["namespace"]: sample.value
+            for sample in exposition_of(harness).samples
+            if sample.name == f"liveness_component{end}" and sample.value
+        }
+
+    assert values("s") == {"HEALTHY": 3}
+    assert values("_last_crash_age_seconds") == {}
+    assert values("_group_size") == {"images": 3}
+    assert values("_group_crashed") == {}
+    await supervisor.report(CRASHED, 0, "p0")
+    restarted = timestamp(harness.clock.wall_ms())
+    await supervisor.beat(supervisor.id(0), "again")
+    await supervisor.report(STARTING, 0, "again", restart_count=1, restart_times=[restarted])
+    await supervisor.report(CRASHED, 1, "p1")
+    await harness.advance(30_000)
+    await supervisor.report(STOPPING, 2, "p2")
+    await supervisor.report(STOPPED, 2, "p2", wanted=False)
+    assert values("s") == {"STARTING": 1, "CRASHED": 1, "STOPPED": 1}
+    assert values("_restarts_total") == {"orders": 1}
+    assert values("_crashes_total") == {"orders": 2}
+    assert values("_recent_restarts") == {"orders": 1}
+    assert values("_last_crash_age_seconds") == {"orders": 30}
+    assert values("_group_size") == values("_group_crashed") == {"images": 2}, (
+        "all that shall run crashed together"
+    )
+    await harness.advance(300_000)
+    assert values("_recent_restarts") == values("_group_crashed") == {}
+    assert values("_last_crash_age_seconds") == {"orders": 330}
 
 
 async def test_every_metric_of_the_catalogue_is_exported_with_its_help_and_labels(

@@ -1,15 +1,17 @@
-"""Take the screenshots in docs/images: `python -m tests.system.dashboard.screenshots`.
+"""Take the screenshots in docs/images: `python -m tests.system.dashboard.screenshots [NAME…]`.
 
-They show two minutes of an invented fleet.
+They show two minutes of an invented fleet, and of supervised processes that are real. Names: only these.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import shlex
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from playwright.async_api import async_playwright
 
 from tests.system.dashboard.conftest import ARGUMENTS, CHROMIUM
 from tests.system.dashboard.server_and_workers import ApiClient, ServerProcess, WorkerFleet
+from tests.system.supervisor.supervised import Supervised, kill, program
 
 IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
 SECONDS = 110
@@ -29,10 +32,18 @@ QUEUES = {
     "search": ("index",),
 }
 LOST_HOST = "media-fra-0042"
+GROUP = f"""
+[group.discovery]
+command = {shlex.join(program("counting"))!r}
+processes = 3
+snapshot_interval = "1s"
+"""
+COMPONENT = "worker:discovery:1"
 
 
 class Fleet:
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: ServerProcess, supervised: Supervised) -> None:
+        self._supervised = supervised
         self._chance = random.Random(17)
         self._server = server
         self.worker_fleets = {
@@ -81,13 +92,20 @@ class Fleet:
             silent.append((passed + self._chance.choice((6, 20)), worker_fleet.fall_silent(key)))
             if passed > 45 and not unlucky:
                 unlucky = True
+                self._kill_component()
                 silent.append((passed + 25, worker_fleet.fall_silent(LOST_HOST)))
                 media.post("workers/pause", {"worker_instance_key": "media-iad-0001", "reason": "upgrade"})
             if passed > SECONDS - 15 and not lost:
                 lost = True
+                self._kill_component()
                 for key in [key for key in self.worker_fleets["search"].keys if "fra" in key or "iad" in key]:
                     self.worker_fleets["search"].fall_silent(key)
             self._work(media, worker_fleet)
+
+    def _kill_component(self) -> None:
+        component = self._supervised.component(int(COMPONENT[-1]), "discovery")
+        assert component is not None
+        kill(component)
 
     def _work(self, media: ApiClient, worker_fleet: WorkerFleet) -> None:
         """Let other workers take up the activities of the dead."""
@@ -111,13 +129,16 @@ SCREENSHOTS: tuple[tuple[str, str, dict[str, str], int, Literal["light", "dark"]
     ("dashboard", "overview", {"range": "5"}, 1_060, "light"),
     ("dashboard-workers", "workers", {"ns": "media", "q": "fra"}, 700, "light"),
     ("dashboard-worker", "worker", {"ns": "media", "key": LOST_HOST}, 1_060, "dark"),
+    ("dashboard-component", "component", {"ns": "media", "key": COMPONENT}, 1_060, "light"),
 )
 
 
-async def take_screenshots(url: str) -> None:
+async def take_screenshots(url: str, names: Sequence[str]) -> None:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         for name, view, params, height, colours in SCREENSHOTS:
+            if names and name not in names:
+                continue
             page = await browser.new_page(viewport={"width": 1_400, "height": height}, color_scheme=colours)
             await page.goto(f"{url}#/{view}?{urlencode(params)}")
             await page.wait_for_timeout(4_000)
@@ -130,10 +151,14 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = ServerProcess(folder, TAKEOVER_GRACE_MS="0").start()
         stack.callback(server.stop)
-        fleet = Fleet(server)
+        supervised = Supervised(folder, server.address, "media")
+        stack.callback(supervised.close)
+        supervised.start_config(GROUP)
+        stack.callback(supervised.end)
+        fleet = Fleet(server, supervised)
         stack.callback(fleet.end)
         fleet.run()
-        asyncio.run(take_screenshots(server.url))
+        asyncio.run(take_screenshots(server.url, sys.argv[1:]))
 
 
 if __name__ == "__main__":

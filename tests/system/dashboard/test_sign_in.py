@@ -17,6 +17,7 @@ from playwright.async_api import expect
 
 from tests.system.dashboard.screen import Screen
 from tests.system.dashboard.server_and_workers import ServerProcess
+from tests.system.supervisor.supervised import Supervised, program
 
 NAMESPACE = "shop"
 
@@ -127,3 +128,30 @@ async def test_an_operator_acts_and_signing_out_elsewhere_asks_for_the_token_aga
     await other.dialog.get_by_role("button", name="Everywhere", exact=True).click()
     await expect(screen.page.get_by_label("Token")).to_be_visible()
     await elsewhere.close()
+
+
+async def test_a_reader_sees_components_without_their_output_and_without_buttons(
+    screen: Screen, server: GuardedServer, tmp_path: Path
+) -> None:
+    """Whoever may restart a component may read its output."""
+    token_file = tmp_path / "token"
+    token_file.write_text(server.create_token("supervisor", f"worker:{NAMESPACE}", f"reader:{NAMESPACE}"))
+    token_file.chmod(0o600)
+    supervised = Supervised(tmp_path, server.address, NAMESPACE)
+    supervised.start("--token-file", str(token_file), "--name", "g", "--", *program("silent"))
+    page = screen.page
+    try:
+        screen.refusals_expected = True
+        await page.goto(f"{server.url}#/components?ns={NAMESPACE}")
+        await sign_in(screen, server.create_token("rosa", f"reader:{NAMESPACE}"))
+        group = page.get_by_role("region", name="Group g")
+        await expect(screen.row("worker:g:0")).to_contain_text("healthy")
+        await expect(group.get_by_role("button")).to_have_count(0)
+        await group.get_by_role("link", name="worker:g:0", exact=True).click()
+        await expect(page.locator("h1")).to_have_text("worker:g:0")
+        await expect(page.get_by_text("Who may restart a component may read its output.")).to_be_visible()
+        await expect(page.get_by_role("group", name="Actions")).to_have_count(0)
+        await expect(screen.row("starting")).to_be_visible()
+    finally:
+        supervised.end()
+        supervised.close()

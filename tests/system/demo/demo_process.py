@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
-import psutil  # type: ignore[import-untyped]  # psutil ships no types
+import psutil
 
 from liveness.clock import stopwatch
 from tests.system.cli.server_processes import environment, liveness_command

@@ -47,7 +47,7 @@ def test_every_example_works_in_the_order_of_the_page(page: str, tmp_path: Path)
             if streams:
                 assert "WorkerRegistered" in done.stdout
             else:
-                assert isinstance(json.loads(done.stdout), dict)
+                assert isinstance(json.loads(done.stdout), dict | list)
 
 
 def test_the_first_example_of_the_readme_registers_a_worker(tmp_path: Path) -> None:

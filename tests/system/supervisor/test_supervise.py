@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -138,7 +139,9 @@ def test_a_process_can_speak_the_protocol_of_systemd(supervised: Supervised) -> 
     )
     starting = supervised.when(ComponentStatus.STARTING, wanted=lambda each: "loading" in each.details_json)
     kill(starting, signal.SIGUSR1)
-    supervised.when(HEALTHY, wanted=lambda each: "at work" in each.details_json)
+    supervised.when(
+        HEALTHY, wanted=lambda each: "watched for 30000000 µs" in json.loads(each.details_json)["status_text"]
+    )
 
 
 def test_pause_is_told_to_the_process_and_survives_a_restart(supervised: Supervised) -> None:
@@ -153,6 +156,21 @@ def test_pause_is_told_to_the_process_and_survives_a_restart(supervised: Supervi
     assert again.restart_count == 0
     supervised.order(COMPONENT_ACTION_RESUME)
     supervised.all_have(HEALTHY, 2)
+
+
+def test_a_pause_signal_comes_once_and_not_before_the_process_is_ready(supervised: Supervised) -> None:
+    supervised.start_config(group(program("signalled"), pause_signal="SIGUSR1", resume_signal="SIGUSR2"))
+    supervised.when(HEALTHY)
+    supervised.order(COMPONENT_ACTION_PAUSE)
+    first = supervised.when(PAUSED)
+    eventually(lambda: supervised.output().count("paused") == 1, "the process was not paused")
+    supervised.order(COMPONENT_ACTION_RESTART)
+    second = supervised.when(PAUSED, wanted=lambda component: component.process_id != first.process_id)
+    assert second.restart_count == 0
+    supervised.order(COMPONENT_ACTION_RESUME)
+    eventually(lambda: "resumed" in supervised.output(), "the process was not resumed")
+    words = [line.split()[-1] for line in supervised.output().splitlines()]
+    assert words == ["paused", "paused", "resumed"]
 
 
 def test_orders_stop_start_and_scale(supervised: Supervised) -> None:
@@ -226,6 +244,7 @@ def test_supervise_ends_when_everything_is_done(supervised: Supervised) -> None:
 def test_a_second_ctrl_c_kills(supervised: Supervised) -> None:
     process = supervised.start_config(group(program("stubborn"), stop_timeout="10m", ready_after="50ms"))
     component = supervised.when(HEALTHY)
+    eventually(lambda: "grandchild" in supervised.output(), "it does not ignore SIGTERM yet")
     process.send_signal(signal.SIGINT)
     supervised.when(ComponentStatus.STOPPING)
     process.send_signal(signal.SIGINT)

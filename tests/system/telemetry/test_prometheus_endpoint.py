@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import Request, urlopen
 
+import grpc
 import pytest
 
 from liveness.v1.worker_pb2 import WorkerHeartbeat
+from tests.free_ports import free_port
 from tests.integration.telemetry.exposition import Exposition
 from tests.system.cli.server_processes import child_process, heartbeat, liveness_command
 
 SECONDS_MAX = 30
+GET_SYSTEM_INFO = "/temporal.api.workflowservice.v1.WorkflowService/GetSystemInfo"
 
 
 class Running(NamedTuple):
@@ -61,6 +64,21 @@ def test_prometheus_can_read_a_server_over_http(running: Running) -> None:
     assert now.value("liveness_shards_serving") == 2
     while not running.metrics().value("liveness_loop_lag_seconds_count"):
         pass  # the event loop probe runs 20 times a second
+
+
+def test_a_server_publishes_the_metrics_of_its_own_bridge(tmp_path: Path) -> None:
+    nobody, listen = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    command = liveness_command("serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--shards", "2")
+    command += ["--bridge-temporal", nobody, "--bridge-listen", listen]
+    with child_process(command, tmp_path) as process, grpc.insecure_channel(listen) as channel:
+        running = _ready(process)
+        call: Any = channel.unary_unary(GET_SYSTEM_INFO)
+        with pytest.raises(grpc.RpcError):
+            call(b"", timeout=SECONDS_MAX)
+        now = running.metrics()
+        assert now.value("liveness_bridge_calls_total", method="GetSystemInfo", code="UNAVAILABLE") == 1
+        assert now.value("liveness_bridge_added_seconds_count") == 1
+        assert now.value("liveness_shards_serving") == 2
 
 
 def test_a_server_takes_samples_by_itself(running: Running) -> None:

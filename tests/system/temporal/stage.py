@@ -13,10 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.request import urlopen
 from uuid import uuid4
 
 import grpc
-from temporalio.api.common.v1 import Payload, Payloads, SearchAttributes, WorkflowExecution, WorkflowType
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.common.v1 import (
+    ActivityType,
+    Payload,
+    Payloads,
+    RetryPolicy,
+    SearchAttributes,
+    WorkflowExecution,
+    WorkflowType,
+)
 from temporalio.api.enums.v1 import HistoryEventFilterType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.taskqueue.v1 import TaskQueue
@@ -30,6 +40,7 @@ from liveness.v1.service_pb2 import DescribeWorkerRequest, ListWorkersRequest, W
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from liveness.v1.worker_pb2 import Worker
 from tests.free_ports import free_port
+from tests.integration.telemetry.exposition import Exposition
 from tests.system.cli.server_processes import environment, liveness_command
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
@@ -163,6 +174,32 @@ class Temporal:
         found: list[str] = json.loads(completed.result.payloads[0].data)
         return found
 
+    def start_standalone(self, task_queue: str, spec: dict[str, Any], maximum_attempts: int) -> str:
+        """Start an activity without a workflow."""
+        activity_id = f"alone-{uuid4().hex[:12]}"
+        payload = Payload(metadata={"encoding": b"json/plain"}, data=json.dumps(spec).encode())
+        self.stub.StartActivityExecution(
+            requests.StartActivityExecutionRequest(
+                namespace=NAMESPACE,
+                activity_id=activity_id,
+                activity_type=ActivityType(name="work"),
+                task_queue=TaskQueue(name=task_queue),
+                input=Payloads(payloads=[payload]),
+                start_to_close_timeout=Duration(seconds=600),
+                retry_policy=RetryPolicy(maximum_attempts=maximum_attempts),
+                identity="tests",
+                request_id=uuid4().hex,
+            ),
+            timeout=LIMIT_S,
+        )
+        return activity_id
+
+    def standalone_result(self, activity_id: str) -> str:
+        request = requests.PollActivityExecutionRequest(namespace=NAMESPACE, activity_id=activity_id)
+        answer = self.stub.PollActivityExecution(request, timeout=LIMIT_S)
+        found: str = json.loads(answer.outcome.result.payloads[0].data)
+        return found
+
     def describe(self, workflow_id: str) -> requests.DescribeWorkflowExecutionResponse:
         return self.stub.DescribeWorkflowExecution(
             requests.DescribeWorkflowExecutionRequest(
@@ -251,7 +288,7 @@ def temporal_server(folder: Path, port: int | None = None, database: Path | None
 def start_temporal(folder: Path, port: int, database: Path | None = None) -> Process:
     command = [temporal_command(), "server", "start-dev", "--headless", "--ip", "127.0.0.1"]
     command += ["--port", str(port), "--log-level", "error"]
-    command += ["--search-attribute", "liveness=Keyword"]
+    command += ["--search-attribute", "liveness=Keyword", "--search-attribute", "CustomKeywordField=Keyword"]
     command += [] if database is None else ["--db-filename", str(database)]
     process = Process(command, folder)
     address = f"127.0.0.1:{port}"
@@ -278,6 +315,14 @@ def start_bridge(folder: Path, port: int, upstream: str, liveness: str, *flags: 
     return process
 
 
+def _free_ports(count: int) -> list[int]:
+    """Different ones: none is taken before all are chosen."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
+
+
 def plan(task_queue: str, *activities: dict[str, Any], **options: Any) -> dict[str, Any]:
     """The input of the workflow `Run`."""
     return {"task_queue": task_queue, "activities": activities, **options}
@@ -291,20 +336,32 @@ def stuck(name: str, until: Path, **options: Any) -> dict[str, Any]:
 class Stage:
     """Temporal, liveness, a bridge, and the processes that a test starts beside them."""
 
-    def __init__(self, folder: Path, temporal: Temporal, *bridge_flags: str) -> None:
+    def __init__(self, folder: Path, temporal: Temporal, *bridge_flags: str, bridge_port: int = 0) -> None:
         self.folder = folder
         self.temporal = temporal
         self.bridge_flags = bridge_flags
-        self.liveness_port, self.bridge_port = free_port(), free_port()
+        self.liveness_port, self._metrics_port, any_port = _free_ports(3)
+        self.bridge_port = bridge_port or any_port
         self.liveness_process = self.start_liveness()
         self.liveness = Liveness(f"127.0.0.1:{self.liveness_port}")
         self.bridge = self.start_bridge()
         self.address = f"127.0.0.1:{self.bridge_port}"
 
     def start_bridge(self) -> Process:
+        flags = ("--metrics", f"127.0.0.1:{self._metrics_port}", *self.bridge_flags)
         return start_bridge(
-            self.folder, self.bridge_port, self.temporal.address, self.liveness.address, *self.bridge_flags
+            self.folder, self.bridge_port, self.temporal.address, self.liveness.address, *flags
         )
+
+    def bindings(self) -> dict[str, float]:
+        """How many hand-outs the bridge has recorded, by what handed out."""
+        with urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=LIMIT_S) as answer:
+            samples = Exposition(answer.read()).samples
+        return {
+            sample.labels["source"]: sample.value
+            for sample in samples
+            if sample.name == "liveness_bridge_bindings_total"
+        }
 
     def start_liveness(self) -> Process:
         return start_liveness(self.folder, self.liveness_port)

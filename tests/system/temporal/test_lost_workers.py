@@ -24,7 +24,7 @@ def is_retried(stage: Stage, workflow_id: str) -> bool:
 def test_another_worker_gets_what_a_killed_one_held(
     stage: Stage, flows: str, task_queue: str, start_worker: StartWorker, until: Path
 ) -> None:
-    first = start_worker(slots=4)  # no slot is free, so no poll is open
+    first = start_worker(slots=5)  # no slot is free, so no poll is open
     started = {
         maximum: stage.temporal.start(
             plan(task_queue, stuck(f"a{maximum}", until), maximum_attempts=maximum), flows=flows
@@ -32,15 +32,18 @@ def test_another_worker_gets_what_a_killed_one_held(
         for maximum in (0, 1, 3)
     }
     opted_out = stage.temporal.start(plan(task_queue, stuck("off", until)), flows=flows, liveness="off")
-    for _ in range(4):
+    standalone = stage.temporal.start_standalone(task_queue, stuck("alone", until), maximum_attempts=1)
+    for _ in range(5):
         first.wait_event("started", attempt=1)
     stage.known_worker(first, task_queue)
     second = start_worker()
 
     first.kill()
 
-    for _ in range(3):
+    for _ in range(4):
         second.wait_event("started", attempt=2)
+    assert stage.temporal.standalone_result(standalone) == "alone by attempt 2"
+    eventually(partial(is_retried, stage, standalone), "no rescue is shown")
     for maximum, workflow_id in started.items():
         assert stage.temporal.result(workflow_id) == [f"a{maximum} by attempt 2"]
         eventually(partial(is_retried, stage, workflow_id), "no rescue is shown")
@@ -76,26 +79,37 @@ def test_a_zombie_is_refused_and_its_death_was_a_false_verdict(
     assert certificate.verdict == VERDICT_FALSE, certificate
 
 
-def test_a_busy_worker_and_an_eager_activity_keep_their_lease_while_they_live(
-    stage: Stage, task_queue: str, start_worker: StartWorker, until: Path
+def test_a_busy_worker_keeps_its_lease_while_it_lives(
+    stage: Stage, flows: str, task_queue: str, start_worker: StartWorker
 ) -> None:
-    """The worker runs its own workflow, so that its activity is handed out with the workflow task."""
-    first = start_worker(slots=1, workflows=True)
-    workflow_id = stage.temporal.start(plan(task_queue, {"name": "a", "seconds": 5}), flows=task_queue)
-    first.wait_event("started", activity="a", attempt=1)
-    worker = stage.known_worker(first, task_queue)
+    """Its only slot is in use, so that it has no poll open."""
+    busy = start_worker(slots=1)
+    workflow_id = stage.temporal.start(plan(task_queue, {"name": "a", "seconds": 5}), flows=flows)
+    busy.wait_event("started", activity="a", attempt=1)
+    worker = stage.known_worker(busy, task_queue)
     assert [reference.activity_id for reference in worker.bound_activities] == ["1@1"]
     assert stage.temporal.result(workflow_id) == ["a by attempt 1"]
     eventually(
         lambda: not stage.liveness.worker(worker.worker_instance_key).bound_activities, "it stays bound"
     )
 
-    eager = stage.temporal.start(plan(task_queue, stuck("b", until), maximum_attempts=1), flows=task_queue)
-    first.wait_event("started", activity="b", attempt=1)
+
+def test_another_worker_gets_an_eager_activity_of_a_killed_one(
+    stage: Stage, task_queue: str, start_worker: StartWorker, until: Path
+) -> None:
+    """The worker runs its own workflow, so that Temporal hands the activity out with the answer of the workflow task."""
+    first = start_worker(workflows=True)
+    before = stage.bindings()
+    workflow_id = stage.temporal.start(
+        plan(task_queue, stuck("a", until), maximum_attempts=1), flows=task_queue
+    )
+    first.wait_event("started", activity="a", attempt=1)
+    assert stage.bindings().get("eager", 0) == before.get("eager", 0) + 1
+    assert stage.bindings().get("poll", 0) == before.get("poll", 0)
     second = start_worker(workflows=True)
     first.kill()
-    second.wait_event("started", activity="b", attempt=2)
-    eventually(lambda: stage.liveness.rescues(eager) == ["retried"], "no rescue is shown")
+    second.wait_event("started", activity="a", attempt=2)
+    eventually(lambda: stage.liveness.rescues(workflow_id) == ["retried"], "no rescue is shown")
 
 
 def test_a_lost_activity_that_was_to_be_cancelled_is_cancelled(

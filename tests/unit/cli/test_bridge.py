@@ -157,5 +157,7 @@ def test_an_activity_links_to_its_workflow() -> None:
     activity = ActivityRef(workflow_id="order/7", run_id="run", activity_id="1@1")
     worker = Worker(namespace="shop", labels={"temporal-ui": "https://ui.example"})
     assert temporal_link(worker, activity) == "https://ui.example/namespaces/shop/workflows/order%2F7/run"
+    standalone = ActivityRef(workflow_id="charge 7", run_id="run", activity_id="@1")
+    assert temporal_link(worker, standalone) == "https://ui.example/namespaces/shop/activities/charge%207/run"
     assert temporal_link(Worker(labels={"temporal-ui": "javascript:alert(1)"}), activity) == ""
     assert temporal_link(Worker(), activity) == ""

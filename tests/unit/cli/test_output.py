@@ -85,6 +85,46 @@ def test_a_long_cell_is_folded_on_a_terminal_without_loss(monkeypatch: pytest.Mo
     assert max(map(len, lines)) == 40
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (
+            "60",
+            [
+                "component            status    reason",
+                "worker:discovery:0   HEALTHY",
+                "worker:discovery:1   FAILED    restarted 5 times within",
+                "300 s",
+            ],
+        ),
+        (
+            "30",
+            [
+                "component  worker:discovery:0",
+                "status     HEALTHY",
+                "component  worker:discovery:1",
+                "status     FAILED",
+                "reason     restarted 5 times",
+                "within 300 s",
+            ],
+        ),
+    ],
+)
+def test_a_narrow_terminal_breaks_sentences_but_no_words(
+    monkeypatch: pytest.MonkeyPatch, width: str, shown: list[str]
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.setenv("TERM", "xterm")
+    reason = "restarted 5 times within 300 s"
+    rows = [("worker:discovery:0", "HEALTHY", ""), ("worker:discovery:1", "FAILED", reason)]
+    print_table(("component", "status", "reason"), rows)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    lines = [line.strip() for line in plain.splitlines()]
+    assert [line for line in lines if line.strip("─")] == shown
+
+
 def test_json_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"job": HOSTILE})
     out = capsys.readouterr().out

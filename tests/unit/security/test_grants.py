@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,3 +87,10 @@ def test_a_principal_survives_the_way_to_another_node() -> None:
     assert (same.name, same.grants, same.credential_kind, same.credential_id, same.expires_wall_ms) == (
         "jwt:größe", someone.grants, "jwt", "id", 7,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("expires_wall_ms", [-1, 10**400, "soon", None])
+def test_a_principal_whose_expiry_is_no_time_is_refused(expires_wall_ms: object) -> None:
+    told = {"name": "ann", "grants": "", "kind": "token", "id": "1", "expires_wall_ms": expires_wall_ms}
+    with pytest.raises(msgspec.ValidationError):
+        decode_principal(json.dumps(told))

@@ -155,7 +155,7 @@ def end_of(story: list[Fact], health: str, jitter: float) -> Ending:
         elif name == "frame" and phase in ("starting", "up") and health in ("auto", "pipe"):
             spoke = piped = True
             beat = at
-            if value == "healthy":
+            if value in ("healthy", "paused"):
                 up(at)
         elif name == "watchdog" and phase in ("starting", "up") and health in ("auto", "notify"):
             spoke, beat = True, at

@@ -83,6 +83,7 @@ def test_every_legal_change_is_in_the_table() -> None:
         ("pipe", [30], "CRASHED"),
         ("pipe", [("heard", "starting")], "STARTING"),
         ("pipe", [("heard", "healthy")], "HEALTHY"),
+        ("pipe", ["pause", ("heard", "paused")], "PAUSED"),
         ("notify", [("heard", "healthy")], "STARTING"),
         ("notify", ["ready", 10_000], "HEALTHY"),
         ("process", ["ready", "health_closed", 10_000], "HEALTHY"),

@@ -16,9 +16,9 @@ const KINDS = {
   ALERT_KIND_UNSERVED_SHARDS: { tone: 'bad', title: 'Shards without a server', unit: 'shard', view: 'nodes', params: {} },
   ALERT_KIND_STORM: { tone: 'bad', title: 'Storms', unit: 'worker', view: 'workers', params: { state: 'inactive' } },
   ALERT_KIND_NO_ACTIVE_WORKERS: { tone: 'bad', title: 'No active worker', unit: 'dead worker', view: 'workers', params: { state: 'inactive' } },
-  ALERT_KIND_COMPONENT_GROUP_CRASHED: { tone: 'bad', title: 'Groups of components crashed together', unit: 'component', view: 'workers', params: { state: 'inactive' } },
-  ALERT_KIND_COMPONENT_FAILED: { tone: 'bad', title: 'Components failed', unit: 'component', view: 'workers', params: { state: 'inactive' } },
-  ALERT_KIND_COMPONENT_RESTARTS: { tone: 'warn', title: 'Components restart often', unit: 'restart', view: 'workers', params: {} },
+  ALERT_KIND_COMPONENT_GROUP_CRASHED: { tone: 'bad', title: 'Groups of components crashed together', unit: 'component', view: 'components', params: {} },
+  ALERT_KIND_COMPONENT_FAILED: { tone: 'bad', title: 'Components failed', unit: 'component', view: 'components', params: { status: 'failed' } },
+  ALERT_KIND_COMPONENT_RESTARTS: { tone: 'warn', title: 'Components restart often', unit: 'restart', view: 'components', params: {} },
   ALERT_KIND_UNPOLLED_QUEUE: { tone: 'bad', title: 'Work waits where no worker polls', unit: 'activity', view: 'activities', params: { state: 'available' } },
   ALERT_KIND_LONG_WAIT: { tone: 'warn', title: 'Work waits too long', unit: 'activity', view: 'activities', params: { state: 'available' } },
   ALERT_KIND_LOST_NODES: { tone: 'warn', title: 'Nodes are lost', unit: 'node', view: 'nodes', params: {} },
@@ -72,7 +72,7 @@ function Several({ alerts, held, refresh }) {
   const total = alerts.reduce((sum, alert) => sum + Number(alert.count), 0);
   const things = unit.endsWith('y') ? counted(total, unit, `${unit.slice(0, -1)}ies`) : counted(total, unit);
   return html`<details class=${`alert alert-group ${tone}`}>
-    <summary><${Icon} name="warning" /><bdi>${title}: ${things} in ${counted(alerts.length, 'namespace')}</bdi><em class="alert-count">${count(alerts.length)}</em><${Icon} name="down" /></summary>
-    <ul>${alerts.map((alert) => html`<li key=${alert.namespace}><${One} alert=${alert} held=${held} refresh=${refresh} /></li>`)}</ul>
+    <summary><${Icon} name="warning" /><bdi>${title}: ${things} in ${counted(new Set(alerts.map((alert) => alert.namespace)).size, 'namespace')}</bdi><em class="alert-count">${count(alerts.length)}</em><${Icon} name="down" /></summary>
+    <ul>${alerts.map((alert) => html`<li key=${alert.namespace + alert.message}><${One} alert=${alert} held=${held} refresh=${refresh} /></li>`)}</ul>
   </details>`;
 }

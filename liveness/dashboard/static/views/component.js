@@ -1,5 +1,6 @@
 // One component: its state over time, its output, its history and what is known about it.
 import { orderComponents } from '../component_actions.js';
+import { HealthCharts } from '../component_charts.js';
 import { Log, useLog } from '../component_log.js';
 import { get, inNamespace } from '../api.js';
 import { dataOf, sentenceOf } from '../event_words.js';
@@ -16,7 +17,7 @@ import { Timeline } from '../timeline.js';
 import { SECOND, parseTime } from '../time.js';
 import { count, exitOf } from '../words.js';
 import { spansOf } from '../worker_spans.js';
-import { StatusBadges, WaitingOrders, isRunning } from './components.js';
+import { StatusBadges, WaitingOrders, isRunning, reasonOf } from './components.js';
 
 const ASK_EVERY_MS = 2 * SECOND;
 const ROWS_SHOWN = 50;
@@ -40,6 +41,7 @@ export function Component({ ns, params }) {
     <section class="card" aria-label="Timeline">
       ${history.events.length ? html`<${Timeline} spans=${spans} beats=${NONE} silences=${NONE} without=${LANES_LEFT_OUT} />` : history.error ? html`<${Failure} error=${history.error} />` : html`<${Loading} />`}
     </section>
+    <${HealthCharts} history=${history} component=${component} />
     <div class="worker-columns">
       <div class="stack">
         <${Output} ns=${ns} component=${component} group=${group} />
@@ -89,7 +91,7 @@ function Head({ ns, component, group, refresh }) {
       <div class="badges">
         <${StatusBadges} component=${component} />
         ${group && !group.supervised && html`<${Badge} word="no supervisor" title="Nobody keeps it running" />`}
-        <span class="mute">since <${Time} ms=${parseTime(component.status_time)} />${component.by && html`, by <bdi>${component.by}</bdi>`}${component.reason && html`: <bdi>${component.reason}</bdi>`}</span>
+        <span class="mute">since <${Time} ms=${parseTime(component.status_time)} />${component.by && html`, by <bdi>${component.by}</bdi>`}${reasonOf(component) && html`: <bdi>${component.reason}</bdi>`}</span>
       </div>
       <${WaitingOrders} group=${group} id=${component.component_id} />
     </div>
@@ -149,7 +151,7 @@ function detailsOf(component) {
 
 function History({ history }) {
   const [shown, setShown] = useState(ROWS_SHOWN);
-  const rows = useMemo(() => history.events.filter((event) => event.type === 'ComponentChanged' || LEASE_EVENTS.has(event.type)), [history.events]);
+  const rows = useMemo(() => rowsOf(history.events), [history.events]);
   return html`<section class="card">
     <h2>History <span class="mute">newest first</span></h2>
     <div class="scroll-x"><table class="table cards">
@@ -163,6 +165,21 @@ function History({ history }) {
   </section>`;
 }
 
+/** Without snapshots, which only tell other numbers: they are in the charts. */
+function rowsOf(events) {
+  const rows = [];
+  let before = null;
+  for (let at = events.length - 1; at >= 0; at -= 1) {
+    if (LEASE_EVENTS.has(events[at].type)) rows.push(events[at]);
+    if (events[at].type !== 'ComponentChanged') continue;
+    const { status, reason, process_id: process, restart_count: restarts, paused, wanted } = dataOf(events[at]);
+    const facts = JSON.stringify([status, reason, process, restarts, paused, wanted]);
+    if (facts !== before) rows.push(events[at]);
+    before = facts;
+  }
+  return rows.reverse();
+}
+
 function HistoryRow({ event }) {
   const time = html`<td><${Time} ms=${parseTime(event.time)} /></td>`;
   if (event.type !== 'ComponentChanged') {
@@ -171,7 +188,7 @@ function HistoryRow({ event }) {
   const data = dataOf(event);
   return html`<tr>${time}
     <td data-label="status"><${Badge} word=${String(data.status ?? '').toLowerCase()} /></td>
-    <td data-label="reason" class="reason"><${Name} plain>${data.reason}<//></td>
+    <td data-label="reason" class="reason"><${Name} plain>${reasonOf(data)}<//></td>
     <td data-label="by"><${Name} plain>${data.by}<//></td>
     <td data-label="process" class="num">${data.process_id || '–'}</td>
     <td data-label="restarts" class="num">${data.restart_count ?? '–'}</td>

@@ -21,6 +21,8 @@ const PAGE_SIZE = 1_000;
 const COMPONENTS_MAX = 5_000;
 const OF_A_SUPERVISOR = /^(worker|supervisor):/;
 
+/** Why it has its status, unless that only repeats the status. */
+export const reasonOf = ({ status, reason }) => (reason === componentStatus(status) || reason === status.toLowerCase() ? '' : reason);
 export const isRunning = (component) => RUNNING.includes(componentStatus(component.status));
 
 export function NoComponents() {
@@ -150,7 +152,7 @@ function Row({ ns, component, forgotten, refresh }) {
     <td data-label="job"><${Name} plain>${component.current_job}<//></td>
     <td data-label="restarts" class="num">${count(component.restart_count)}</td>
     <td data-label="last exit"><${Name} plain>${exitOf(component.last_exit)}<//></td>
-    <td data-label="reason" class="reason"><${Name} plain>${component.reason}<//></td>
+    <td data-label="reason" class="reason"><${Name} plain>${reasonOf(component)}<//></td>
     <td class="right"><span class="buttons">
       ${may('operator', ns) && !forgotten && (running ? html`${button('restart', 'Restart')}${button('stop', 'Stop', true)}` : button('start', 'Start'))}
     </span></td>

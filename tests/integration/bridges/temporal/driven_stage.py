@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from temporalio.api.deployment.v1 import WorkerDeploymentVersion
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.worker.v1 import WorkerHeartbeat, WorkerSlotsInfo
 from temporalio.api.workflowservice.v1 import request_response_pb2 as pb
@@ -161,6 +162,7 @@ class TemporalWorker:
             worker_instance_key=self._key,
             worker_identity="me",
             task_queue="q",
+            deployment_version=WorkerDeploymentVersion(deployment_name="shop", build_id="v1"),
             elapsed_since_last_heartbeat=Duration(seconds=INTERVAL_MS // 1_000),
             activity_task_slots_info=WorkerSlotsInfo(
                 current_available_slots=5, current_used_slots=used_slots

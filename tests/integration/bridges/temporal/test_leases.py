@@ -109,6 +109,42 @@ async def test_a_rescue_that_temporal_refuses_ten_times_fails_visibly_and_can_be
     await worker.close()
 
 
+async def test_a_rescue_that_is_retried_after_its_worker_was_cleaned_up_waits_no_longer_than_a_lease(
+    stage: DrivenStage, upstream: UpstreamServer
+) -> None:
+    """The bridge has just started, so that the worker may live and not have been heard. Its heartbeat interval, which tells
+    how long that may last, is no longer in liveness."""
+    stage.server.node.policies.replace(NAMESPACE, {"cleanup_delay_ms": 5_000})
+    first = await stage.start_bridge()
+    worker = TemporalWorker(stage, first.address)
+    await worker.live(2_000)
+    await hand_out(worker, stage)
+    upstream.refused = {"RespondActivityTaskFailed"}
+    await stage.advance_until(stage.rescue_activity)
+
+    async def is_cleaned_up() -> bool:
+        return (await stage.worker()).state == WORKER_STATE_CLEANED_UP
+
+    await stage.advance_until(is_cleaned_up)
+    await worker.close()
+    stage.bridges.remove(first)
+    await first.stop()
+    upstream.refused.clear()
+    second = await stage.start_bridge()
+    other = TemporalWorker(stage, second.address, "w2")
+    await other.live(1_000)
+    started_ms = stage.clock.monotonic_ms()
+
+    async def is_over() -> bool:
+        activity = await stage.rescue_activity()
+        return activity is not None and activity.state == ACTIVITY_STATE_COMPLETED
+
+    await stage.advance_until(is_over)
+    assert second.statistics.rescues == {"retried": 1}
+    assert stage.clock.monotonic_ms() - started_ms < 60_000
+    await other.close()
+
+
 async def test_a_worker_that_liveness_has_cleaned_up_begins_a_new_life_through_every_bridge(
     stage: DrivenStage,
 ) -> None:
@@ -165,6 +201,44 @@ async def test_an_attempt_that_is_ended_by_its_ids_is_unbound(
     await worker.close()
 
 
+async def test_an_attempt_that_is_ended_by_its_ids_through_another_bridge_is_unbound_at_once(
+    stage: DrivenStage, upstream: UpstreamServer
+) -> None:
+    """The caller is not the worker, so that its identity does not tell who holds the attempt."""
+    first, second = [await stage.start_bridge() for _ in range(2)]
+    workers = [TemporalWorker(stage, first.address, f"w{number}") for number in range(3)]
+    for number, worker in enumerate(workers):
+        await hand_out(worker, stage, number)
+    [suspect] = [entry for entry in first.recorder.workers() if entry.key == "w2"]
+    first.recorder.suspect(suspect, "connection", 5_000)
+
+    async def is_suspect() -> bool:
+        return "temporal-suspected" in (await stage.worker("w2")).labels
+
+    await stage.advance_until(is_suspect)
+    upstream.answers["RespondActivityTaskCompletedById"] = b""
+    elsewhere = TemporalWorker(stage, second.address, "w9")
+    for run_id, activity_id in (("another", "a0"), ("run", "a1"), ("", "a2")):
+        request = pb.RespondActivityTaskCompletedByIdRequest(
+            namespace=NAMESPACE, workflow_id="wf", run_id=run_id, activity_id=activity_id, identity="you"
+        )
+        await elsewhere.call("RespondActivityTaskCompletedById", request)
+
+    async def is_unbound() -> bool:
+        return not await stage.bound("w1") and not await stage.bound("w2")
+
+    await stage.advance_until(is_unbound)
+    await stage.flush()
+    assert await stage.bound("w0") == ["a0@1"]
+    found = await stage.worker("w2")
+    assert found.task_queue == "q"
+    assert found.labels["temporal-suspected"] == "connection"
+    assert found.granted_lease_duration.ToMilliseconds() == 5_000
+    assert not list(second.recorder.workers()), "it keeps workers that call the other bridge alone"
+    for connection in (*workers, elsewhere):
+        await connection.close()
+
+
 @pytest.mark.parametrize(("hint_grace_ms", "hints"), [(2_000, {"connection": 1}), (0, {})])
 async def test_a_broken_connection_shortens_a_lease_unless_hints_are_off(
     stage: DrivenStage, hint_grace_ms: int, hints: dict[str, int]
@@ -180,6 +254,12 @@ async def test_a_broken_connection_shortens_a_lease_unless_hints_are_off(
     async with asyncio.timeout(LIMIT_S):
         while in_table(peer) in connected_peers():
             await asyncio.sleep(LOOK_S)
+
+    async def is_noticed() -> bool:
+        return bool(bridge.statistics.hints)
+
+    if hints:
+        await stage.advance_until(is_noticed)
     await stage.advance(1_000)  # four looks at the table of connections
     assert bridge.statistics.hints == hints
     assert ((await stage.worker()).granted_lease_duration != lease) is bool(hints)
@@ -197,7 +277,8 @@ async def test_what_a_worker_holds_above_the_limit_passes_unrecorded(
         namespace=NAMESPACE, worker_instance_key="w1", identity="me"
     )
     assert await worker.call("RespondWorkflowTaskCompleted", completion) == eager
-    assert bridge.statistics.bindings == HELD_MAX == (await stage.worker()).bound_activity_count
+    assert bridge.statistics.bindings == {"eager": HELD_MAX}
+    assert (await stage.worker()).bound_activity_count == HELD_MAX
     assert bridge.statistics.unrecorded == {"too_many": 1}
     await hand_out(worker, stage, 5_000)
     assert bridge.statistics.unrecorded == {"too_many": 2}
@@ -208,7 +289,7 @@ async def test_what_a_worker_holds_above_the_limit_passes_unrecorded(
         await worker.call("RespondActivityTaskCompleted", done)
     await stage.flush()
     await hand_out(worker, stage, 5_001)
-    assert bridge.statistics.bindings == HELD_MAX + 1
+    assert bridge.statistics.bindings == {"eager": HELD_MAX, "poll": 1}
     assert bridge.statistics.unrecorded == {"too_many": 2}
     await worker.close()
 
@@ -230,6 +311,15 @@ async def test_activities_that_are_completed_from_elsewhere_are_unbound_once_the
     await worker.live(3_000, used_slots=0)
     await stage.flush()
     assert await stage.bound() == ["a2@1"]
+    await worker.close()
+
+
+async def test_a_worker_has_the_version_of_its_deployment(stage: DrivenStage) -> None:
+    bridge = await stage.start_bridge()
+    worker = TemporalWorker(stage, bridge.address)
+    await worker.live(1_000)
+    found = await stage.worker()
+    assert (found.labels["temporal-deployment"], found.build_id) == ("shop", "v1")
     await worker.close()
 
 

@@ -40,7 +40,7 @@ async def test_a_unary_call_passes_with_its_metadata_and_deadline(
     assert answer == b"\x0a\x01x"
     assert {name: upstream.metadata[name] for name, _ in metadata} == dict(metadata)
     assert upstream.time_remaining is not None
-    assert 0 < upstream.time_remaining <= LIMIT_S
+    assert 0 < upstream.time_remaining < LIMIT_S + 1  # gRPC rounds it up on its way
 
 
 @pytest.mark.parametrize("method", [SERVICE + "DescribeNamespace", OTHER + "DescribeNamespace"])

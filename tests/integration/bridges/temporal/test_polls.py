@@ -81,7 +81,7 @@ async def test_a_hand_out_is_bound_before_its_answer_is_released(
     assert [
         (ref.workflow_id, ref.run_id, ref.activity_id, ref.attempt) for ref in worker.bound_activities
     ] == [("wf", "run", "7@2", 2)]
-    assert bridge.statistics.bindings == 1
+    assert bridge.statistics.bindings == {"poll": 1}
 
 
 async def test_an_attempt_that_ends_through_another_bridge_is_unbound(
@@ -110,6 +110,21 @@ async def test_hand_outs_pass_unrecorded_while_liveness_is_away(
     assert b'liveness_bridge_unrecorded_total{reason="away"}' in bridge.metrics()[0]
 
 
+async def test_a_standalone_activity_that_is_handed_to_who_started_it_is_counted_as_unrecorded(
+    bridge: TemporalBridge, upstream: UpstreamServer
+) -> None:
+    answers = (
+        pb.StartActivityExecutionResponse(),
+        pb.StartActivityExecutionResponse(eager_activity_task=TASK),
+    )
+    async with grpc.aio.insecure_channel(bridge.address) as channel:
+        call: Any = channel.unary_unary(SERVICE + "StartActivityExecution")
+        for answer in answers:
+            upstream.answers["StartActivityExecution"] = answer.SerializeToString()
+            assert await call(b"", timeout=LIMIT_S) == answer.SerializeToString()
+    assert bridge.statistics.unrecorded == {"no_worker": 1}
+
+
 async def test_activities_that_opt_out_are_not_recorded(
     liveness: Server, start_bridge: StartBridge, upstream: UpstreamServer
 ) -> None:
@@ -124,7 +139,7 @@ async def test_activities_that_opt_out_are_not_recorded(
         bridge = await start_bridge(liveness=(liveness.address,), **settings)
         upstream.answers["PollActivityTaskQueue"] = task.SerializeToString()
         assert await poll(bridge) == task.SerializeToString()
-        assert bridge.statistics.bindings == 0
+        assert not bridge.statistics.bindings
         assert not bridge.statistics.unrecorded
 
 

@@ -11,5 +11,6 @@ sender.connect("\0" + address[1:] if address.startswith("@") else address)
 sender.send(b"STATUS=loading")
 if os.environ.get("WAIT_FOR_USR1"):
     signal.sigwait([signal.SIGUSR1])
-sender.send(b"READY=1\nSTATUS=at work")
+is_watched = os.environ.get("WATCHDOG_PID") == str(os.getpid())
+sender.send(f"READY=1\nSTATUS=at work, watched for {is_watched and os.environ['WATCHDOG_USEC']} µs".encode())
 signal.pause()

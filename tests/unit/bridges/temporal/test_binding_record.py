@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from liveness.bridges.temporal.binding_record import BindingRecord, NotRecordable, identifier
+from liveness.bridges.temporal.messages import Completion
 
 RECORD = BindingRecord(
     task_token=b"\x00token",
@@ -28,6 +31,8 @@ def test_a_stored_record_stays_readable() -> None:
     assert BindingRecord.decode(STORED) == RECORD
     newer = STORED + b"\xa2\x06\x03new"
     assert BindingRecord.decode(newer) == RECORD
+    told = replace(RECORD, interval_ms=2_000)
+    assert BindingRecord.decode(told.encode()) == told
 
 
 @pytest.mark.parametrize("token", [b"", b"mine", b"\xff", b"\x0a\x05other"])
@@ -41,6 +46,28 @@ def test_each_attempt_is_an_activity_of_its_own() -> None:
     assert (reference.attempt, reference.task_queue) == (2, "temporal-rescue")
     assert BindingRecord.decode(reference.token) == RECORD
     assert RECORD.reference(generation=5).activity_id == "7@2.5"
+
+
+def test_a_standalone_activity_stands_in_the_place_of_a_workflow() -> None:
+    record = replace(RECORD, workflow_id="")
+    reference = record.reference()
+    assert (reference.workflow_id, reference.run_id, reference.activity_id) == ("7", "run", "@2")
+    assert BindingRecord.decode(reference.token) == record
+
+
+@pytest.mark.parametrize(
+    ("completion", "is_meant"),
+    [
+        (Completion("n", "me", b"\x00token"), True),
+        (Completion("n", "me", b"other"), False),
+        (Completion("n", "me", b"", "wf", "run", "7"), True),
+        (Completion("n", "me", b"", "wf", "", "7"), True),
+        (Completion("n", "me", b"", "wf", "another", "7"), False),
+        (Completion("n", "me", b"", "", "run", "7"), False),
+    ],
+)
+def test_which_activity_a_completion_means(completion: Completion, is_meant: bool) -> None:
+    assert RECORD.is_meant_by(completion) is is_meant
 
 
 def test_a_record_that_is_too_large_is_refused() -> None:

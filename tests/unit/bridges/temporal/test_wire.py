@@ -7,6 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
+from temporalio.api.activity.v1 import ActivityExecutionInfo
 from temporalio.api.common.v1 import Header, Payload, RetryPolicy, SearchAttributes, WorkflowExecution
 from temporalio.api.deployment.v1 import WorkerDeploymentOptions, WorkerDeploymentVersion
 from temporalio.api.enums.v1 import PendingActivityState, WorkerStatus
@@ -145,6 +146,7 @@ def test_worker_heartbeats_and_shutdowns() -> None:
         process_id="17",
         task_queue="q",
         build_id="b",
+        deployment="d",
         sdk_name="s",
         sdk_version="v",
         status=messages.STATUS_SHUTTING_DOWN,
@@ -192,10 +194,44 @@ def test_described_workflows() -> None:
                 activity_id="7",
                 state=PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED,
                 attempt=2,
-                maximum_attempts=5,
             )
         ],
+    ).SerializeToString()
+    expected = messages.PendingActivity(messages.PENDING_CANCEL_REQUESTED, 2, opted_out=True)
+    assert messages.read_described_workflow(answer, "7") == expected
+    assert messages.read_described_workflow(answer, "8") is None
+
+
+def test_standalone_activities() -> None:
+    task = pb.PollActivityTaskQueueResponse(task_token=b"t", activity_id="7", activity_run_id="r", attempt=2)
+    read = messages.read_activity_task(task.SerializeToString())
+    assert read is not None
+    assert (read.workflow_id, read.run_id, read.activity_id) == ("", "r", "7")
+
+    asked = messages.write_describe_standalone("n", "7", "r")
+    assert pb.DescribeActivityExecutionRequest.FromString(asked) == pb.DescribeActivityExecutionRequest(
+        namespace="n", activity_id="7", run_id="r"
     )
-    read = messages.read_described_workflow(answer.SerializeToString())
-    assert read.opted_out
-    assert read.pending == {"7": messages.PendingActivity(messages.PENDING_CANCEL_REQUESTED, 2, 5)}
+    running = pb.DescribeActivityExecutionResponse(
+        info=ActivityExecutionInfo(
+            run_state=PendingActivityState.PENDING_ACTIVITY_STATE_STARTED,
+            attempt=2,
+            search_attributes=SearchAttributes(indexed_fields={"liveness": Payload(data=b'"off"')}),
+        )
+    )
+    expected = messages.PendingActivity(2, 2, opted_out=True)
+    assert messages.read_described_standalone(running.SerializeToString()) == expected
+    over = pb.DescribeActivityExecutionResponse(info=ActivityExecutionInfo(attempt=2))
+    assert messages.read_described_standalone(over.SerializeToString()) is None
+
+    update = pb.UpdateActivityExecutionOptionsRequest.FromString(
+        messages.write_standalone_maximum_attempts("n", "7", "r", 4)
+    )
+    assert (update.namespace, update.activity_id, update.run_id) == ("n", "7", "r")
+    assert update.activity_options.retry_policy == RetryPolicy(maximum_attempts=4)
+    assert list(update.update_mask.paths) == ["retry_policy.maximum_attempts"]
+
+    started = pb.StartActivityExecutionResponse(run_id="r")
+    assert not messages.has_eager_task(started.SerializeToString())
+    started.eager_activity_task.CopyFrom(task)
+    assert messages.has_eager_task(started.SerializeToString())
