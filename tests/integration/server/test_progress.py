@@ -69,6 +69,7 @@ async def test_totals_times_and_workers_survive_a_restart(
     failed_ms = harness.clock.wall_ms()
     await harness.advance(1_000)
     answer = await client.report(successes=2)
+    found = answer.progress
     for restarts in (False, True):
         if restarts:
             await harness.server.maintenance.checkpoint()

@@ -168,7 +168,7 @@ class ProgressStateMachine(RuleBasedStateMachine):
         return "REPEATED" if answer.repeated_report else "OK"
 
     def _compare(
-        self, calls: list[tuple[Awaitable[Any], str]], states: list[dict[str, ModelUnit]], fault: Fault
+        self, calls: Sequence[tuple[Awaitable[Any], str]], states: list[dict[str, ModelUnit]], fault: Fault
     ) -> None:
         """The calls are decided in their order and share one commit. If it fails, none of them changed anything, unless it was
         committed after all."""

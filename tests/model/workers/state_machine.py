@@ -456,9 +456,9 @@ class EngineStateMachine(RuleBasedStateMachine):
         for key, worker in in_memory.items():
             _same(worker, self.model.workers[key])
         totals: Counter[tuple[str, str]] = Counter()
-        for key, expected_worker in self.model.workers.items():
+        for (namespace, _), known in self.model.workers.items():
             for counter in ("heartbeats", "successes", "errors"):
-                totals[key[0], counter] += getattr(expected_worker, counter)
+                totals[namespace, counter] += getattr(known, counter)
         for namespace, counted in self.engine.node.counter_totals().items():
             assert counted._asdict() == {name: totals[namespace, name] for name in counted._fields}
         census = Counter((key.namespace, worker.state) for key, worker in in_memory.items())
