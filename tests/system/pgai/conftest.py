@@ -17,7 +17,7 @@ from liveness.v1 import service_pb2, worker_pb2
 from tests.databases import PostgresServer
 from tests.system.server.server_process import ServerProcess
 
-PGAI_PYTHON = "LIVENESS_PGAI_PYTHON"
+PGAI_PYTHON = "LIVENESS_TEST_PGAI_PYTHON"
 """A Python with: pip install pgai==0.12.1 tiktoken pgvector ijson filetype==1.2.0 tokenizers"""
 NAMESPACE = "pgai"
 WAIT_S = 60
