@@ -28,6 +28,7 @@ COMMANDS = {
     "supervise": CommandEntry(
         "supervise", "Run a command in one or more processes, watch them, and start again what crashes."
     ),
+    "pgai": CommandEntry("pgai", "Install pgai's worker tracking in a PostgreSQL database."),
     "bridge": CommandEntry("bridge", "Run a proxy between another engine and its workers."),
     "demo": CommandEntry("demo", "Watch workers die and their work move to others."),
     "top": CommandEntry("top", "Show the fleet in a live view: workers, rates and alerts."),

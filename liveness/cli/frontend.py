@@ -12,7 +12,7 @@ import click
 
 from liveness.cli.cluster_options import cluster_tls_options
 from liveness.cli.errors import UsageError, fail_server
-from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name, warn_about_password
+from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name, warn_about_passwords
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
 from liveness.config.settings import SettingsError, host_port
@@ -84,7 +84,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     from liveness.store.errors import StoreUnusable
 
     def on_ready(address: str, url: str) -> None:
-        warn_about_password(flags["db"])
+        warn_about_passwords(flags["db"])
         # JSON logs are read by programs; the log contains the address.
         if settings.log_format != "json":
             click.echo(banner(settings, address, url, program_name()))

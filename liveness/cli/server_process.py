@@ -21,6 +21,7 @@ from liveness.cli.bridge_process import (
     start_own_bridge,
 )
 from liveness.cli.descriptor_limit import raise_descriptor_limit
+from liveness.cli.door_process import DoorUnusable, own_follower_settings, start_own_followers
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
@@ -52,6 +53,7 @@ async def serve(
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     bridge_settings = own_bridge_settings(settings)
+    follower_settings = own_follower_settings(settings)
     server = Server(settings, clock=clock)
     # Bind before the database is opened: a server must not take shards and then find its port in use.
     listen_address = bind_http(settings.http)
@@ -86,7 +88,8 @@ async def serve(
     try:
         if bridge_settings is not None:
             bridge = await start_own_bridge(bridge_settings, server)
-    except BridgeUnusable:
+        followers = start_own_followers(follower_settings, server.address)
+    except (BridgeUnusable, DoorUnusable):
         await server.stop()
         raise
     url = "" if http_server is None else http_server.url
@@ -122,6 +125,8 @@ async def serve(
         logger.info("stopping")
     if http_server is not None:
         http_server.stop_accepting()
+    for follower in followers:
+        await follower.stop()
     if bridge_registration is not None:
         await bridge_registration.stop()
     if bridge is not None:

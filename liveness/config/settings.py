@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import force_setattr
 
-from liveness.config import bridge_settings, cluster_settings
+from liveness.config import bridge_settings, cluster_settings, doors
 from liveness.config.database_password import add_password_from_file
 from liveness.config.formats import (
     SECRET_CHARS_MAX,
@@ -54,6 +54,8 @@ from liveness.config.setting_types import (
 PREFIX = "LIVENESS_"
 TEST_PREFIX = "LIVENESS_TEST_"
 CONFIG_VARIABLE = "LIVENESS_CONFIG"
+PGAI_DSN_VARIABLE = "LIVENESS_PGAI_DSN"
+"""The database for `liveness pgai`, so that its password is in no process list."""
 FRONTEND_ONLY = ("nodes",)
 """Names of settings that only a frontend has; see `liveness.config.frontend_settings`."""
 HTTP_OFF = "off"
@@ -196,6 +198,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """If not empty, all others are left alone."""
     bridge_temporal_ui: str = ""
     """The address of Temporal's web page, for links."""
+    door: tuple[str, ...] = ()
+    """The doors for clients of other systems; see `liveness.config.doors`."""
+    door_pgai_hints: str = "2s"
+    """How long a pgai worker counts as alive after its heartbeat session ended, or off."""
+    door_pgai_restart_allowance: str = "1h"
+    """For how long after a restart of their database the silence of pgai workers means nothing."""
     relay: tuple[str, ...] = ()
     """The brokers of a NATS cluster to which reschedules are published; empty: none."""
     relay_creds_file: str = ""
@@ -218,6 +226,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_tls_settings(self)
         cluster_settings.check(self)
         bridge_settings.check(self, {field.name: field.default for field in msgspec.structs.fields(self)})
+        doors.check(self)
         self._check_auth()
         if self.webhook_url:
             self._check_webhook()
@@ -422,6 +431,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     # Together with the wait for a free connection, it stays below the time that the queue allows a sink.
     "webhook_timeout_s": float_setting(0, 20, above_low=True),
     **bridge_settings.SERVER_SETTING_TYPES,
+    **doors.SETTING_TYPES,
     "relay": list_setting(
         is_broker_url,
         "nats://HOST:PORT or tls://HOST:PORT, or several of one cluster with commas between them, each with "
@@ -493,6 +503,17 @@ def load_client_settings(flags: Mapping[str, object], environ: Mapping[str, str]
     _check_variables(environ)
     values = _parse_variables(CLIENT_SETTING_TYPES, environ) | _parse_flags(CLIENT_SETTING_TYPES, flags)
     return ClientSettings(**values)
+
+
+def load_pgai_dsn(dsn: str | None, environ: Mapping[str, str]) -> str:
+    """The database for `liveness pgai`. Raises `SettingsError` without the value, which may contain a password."""
+    _check_variables(environ)
+    found = dsn or environ.get(PGAI_DSN_VARIABLE, "")
+    if not found:
+        raise SettingsError(f"no database is given; set --dsn or {PGAI_DSN_VARIABLE} to {doors.DSN_RULE}.")
+    if not doors.is_dsn(found):
+        raise SettingsError(f"the database must be {doors.DSN_RULE}.")
+    return found
 
 
 def flag_name(name: str) -> str:
@@ -572,7 +593,11 @@ _KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+
 
 def _check_variables(environ: Mapping[str, str]) -> None:
     """Refuse unknown variables: a misspelt one would be ignored without notice."""
-    known = {CONFIG_VARIABLE, *map(variable_name, (*SETTING_TYPES, *CLIENT_SETTING_TYPES, *FRONTEND_ONLY))}
+    known = {
+        CONFIG_VARIABLE,
+        PGAI_DSN_VARIABLE,
+        *map(variable_name, (*SETTING_TYPES, *CLIENT_SETTING_TYPES, *FRONTEND_ONLY)),
+    }
     for name, value in sorted(environ.items()):
         if not name.startswith(PREFIX) or name.startswith(TEST_PREFIX) or name in known:
             continue

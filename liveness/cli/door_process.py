@@ -1,0 +1,73 @@
+"""The doors that a server opens itself and that need a task of their own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from liveness.cli.client import credentials_of
+from liveness.config.doors import HINTS_OFF, pgai_doors
+from liveness.config.durations import parse_ms
+from liveness.config.settings import Settings, load_client_settings
+from liveness.http.listen_address import loopback_address
+
+if TYPE_CHECKING:
+    from liveness.doors.pgai.follower import PgaiFollower
+    from liveness.doors.pgai.settings import FollowerSettings
+
+logger = structlog.get_logger("liveness.door")
+
+
+class DoorUnusable(Exception):
+    """The message says why a server cannot open a door."""
+
+
+def own_follower_settings(settings: Settings) -> tuple[FollowerSettings, ...]:
+    """The settings of the followers that a server runs itself. The address of liveness is added when the server knows it.
+    Raises DoorUnusable."""
+    doors = pgai_doors(settings.door)
+    if not doors:
+        return ()
+    from liveness.doors.pgai.settings import FollowerSettings
+
+    client = load_client_settings({}, os.environ)
+    if settings.auth == "on" and not client.token_file:
+        raise DoorUnusable(
+            "the door pgai needs a token where every call needs a credential; set LIVENESS_TOKEN_FILE to one for workers and readers"
+        )
+    if settings.tls_cert_file and not client.uses_tls:
+        raise DoorUnusable("the door pgai must check the certificate of its server; set LIVENESS_TLS_CA_FILE")
+    hints, allowance = settings.door_pgai_hints, settings.door_pgai_restart_allowance
+    return tuple(
+        FollowerSettings(
+            dsn=door.dsn,
+            liveness=(),
+            namespace=door.namespace,
+            credentials=credentials_of(client),
+            is_alone=settings.sqlite_path is not None,
+            hint_ms=0 if hints == HINTS_OFF else parse_ms(hints) or 0,
+            restart_allowance_ms=parse_ms(allowance) or 0,
+        )
+        for door in doors
+    )
+
+
+def start_own_followers(settings: tuple[FollowerSettings, ...], address: str) -> list[PgaiFollower]:
+    """Start the followers of a server. They are clients of their own server, at `address`."""
+    if not settings:
+        return []
+    # Imported here: a server without this door does not need it.
+    from liveness.doors.pgai.follower import PgaiFollower
+    from liveness.sdk.errors import InvalidCredentials
+
+    own_address = (loopback_address(address),)
+    try:
+        followers = [PgaiFollower(replace(one, liveness=own_address)) for one in settings]
+    except InvalidCredentials as error:
+        raise DoorUnusable(f"the door pgai cannot open: {error}") from error
+    for follower in followers:
+        follower.start()
+    return followers
