@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import structlog
 from google.protobuf.message import Message
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message as AsgiMessage
@@ -45,8 +44,7 @@ CLIENT_CERTIFICATE = "client_certificate"
 ANY_HOST_PATHS = ("/healthz", "/readyz")
 """Paths that reveal nothing and that probes call with any Host header."""
 
-PathHandler = Callable[[Headers], Awaitable[Response]]
-PostHandler = Callable[[Request], Awaitable[Response]]
+RequestHandler = Callable[[Request], Awaitable[Response]]
 
 
 class HttpApp:
@@ -59,17 +57,18 @@ class HttpApp:
         body_reader: BodyReader,
         *,
         files: Mapping[str, StaticFile],
-        path_handlers: Mapping[str, PathHandler],
-        post_handlers: Mapping[str, PostHandler],
+        get_handlers: Mapping[str, RequestHandler],
+        post_handlers: Mapping[str, RequestHandler],
     ) -> None:
-        """`path_handlers`: handlers of paths outside the API. `post_handlers`: the same for those that change something."""
+        """The handlers are of paths outside the API, `post_handlers` of those that change something. The latter check the type
+        of their content."""
         self._guard = guard
         self._endpoints = endpoints
         self._grpc_client = grpc_client
         self._streams = streams
         self._body_reader = body_reader
         self._files = files
-        self._path_handlers = path_handlers
+        self._get_handlers = get_handlers
         self._post_handlers = post_handlers
         self._executor = ThreadPoolExecutor(1, "liveness-http")
         self._closing = False
@@ -112,20 +111,19 @@ class HttpApp:
         self._guard.check_session_origin(request.method, request.headers)
         verb = "GET" if request.method == "HEAD" else request.method
         file = self._files.get(path)
-        if file is not None or path in self._path_handlers:
+        if file is not None or path in self._get_handlers:
             if verb != "GET":
                 raise _method_not_allowed(verb, ("GET", "HEAD"))
             response = (
                 file.response(request.headers)
                 if file is not None
-                else await self._path_handlers[path](request.headers)
+                else await self._get_handlers[path](request)
             )
             await response(request.scope, request.receive, send)
             return
         if path in self._post_handlers:
             if verb != "POST":
                 raise _method_not_allowed(verb, ("POST",))
-            check_content_type(request.headers)
             response = await self._post_handlers[path](request)
             await response(request.scope, request.receive, send)
             return

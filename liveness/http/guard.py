@@ -87,8 +87,13 @@ class Guard:
         return parts.netloc.lower() == host.lower() or name in self._proxy_hosts
 
 
-def check_content_type(headers: Headers) -> None:
-    """Require JSON: any page can send the content types of HTML forms without the browser's preflight request."""
+def check_content_type(headers: Headers, *, has_body: bool = True) -> None:
+    """Require JSON: any page can send the content types of HTML forms without the browser's preflight request.
+
+    `has_body`: False if a request without a body may also lack the header. A page's request would have the header Origin then,
+    which has been checked; to be sure, one with Origin needs the type, too."""
+    if not has_body and "content-type" not in headers and "origin" not in headers:
+        return
     kind, _, parameters = headers.get("content-type", "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if kind.strip().lower() != "application/json" or charset not in ("", "utf-8"):

@@ -14,6 +14,7 @@ from liveness.http.fields import FieldPath, is_scalar
 from liveness.http.json_output import json_bytes
 from liveness.http.schemas import Schema, Schemas, comment_of
 from liveness.http.static_files import StaticFile
+from liveness.http.worker_paths import PATHS
 from liveness.v1 import activity_pb2, admin_pb2, component_service_pb2, service_pb2
 from liveness.version import VERSION
 
@@ -73,6 +74,13 @@ def document() -> dict[str, Any]:
         seen[endpoint.method.name] = count = seen.get(endpoint.method.name, 0) + 1
         name = endpoint.method.name if count == 1 else f"{endpoint.method.name}_{count}"
         paths.setdefault(_template(endpoint), {})[endpoint.verb.lower()] = _operation(endpoint, name, schemas)
+    for path in PATHS:
+        operation = _operation(path.endpoint, path.name, schemas)
+        operation |= {"summary": path.summary, "description": path.description, "tags": ["ComponentService"]}
+        operation["responses"]["200"]["content"]["application/json"]["schema"] = path.answer
+        if "requestBody" in operation:
+            operation["requestBody"]["required"] = False
+        paths[path.endpoint.template] = {path.endpoint.verb.lower(): operation}
     return {
         "openapi": "3.1.0",
         "info": {"title": "liveness", "version": VERSION, "description": DESCRIPTION},

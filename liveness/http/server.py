@@ -17,12 +17,13 @@ from google.protobuf.descriptor_pool import Default
 from grpc_health.v1 import health_pb2
 from starlette.datastructures import Headers
 from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.requests import Request
 from starlette.responses import Response
 
 from liveness.background import BackgroundTasks
 from liveness.clock import Clock
 from liveness.domain.errors import PermissionDenied
-from liveness.http.app import HttpApp, PathHandler, internal_error, json_response
+from liveness.http.app import HttpApp, RequestHandler, internal_error, json_response
 from liveness.http.body_reader import BodyReader
 from liveness.http.connection_protocol import LimitedProtocol
 from liveness.http.connections import Connections, LimitedListener, connections_max
@@ -36,6 +37,7 @@ from liveness.http.listen_address import ListenAddress
 from liveness.http.openapi import SERVICES, document_file
 from liveness.http.sign_in import SignIn
 from liveness.http.static_files import read_files
+from liveness.http.worker_paths import WorkerPaths
 from liveness.v1 import access_pb2, admin_pb2, token_pb2
 
 STATIC = Path(__file__).parent.parent / "dashboard" / "static"
@@ -93,13 +95,15 @@ class HttpServer:
         self._grpc_client = GrpcClient(grpc_address, connect, describe_caller)
         body_reader = body_reader or BodyReader()
         sign_in = SignIn(self._grpc_client, body_reader, clock)
-        path_handlers: dict[str, PathHandler] = {
+        worker_paths = WorkerPaths(self._grpc_client, body_reader)
+        get_handlers: dict[str, RequestHandler] = {
             "/healthz": self._healthz,
             "/readyz": self._readyz,
-            "/auth/session": sign_in.session,
+            **sign_in.get_handlers(),
+            **worker_paths.get_handlers(),
         }
         if metrics is not None:
-            path_handlers["/metrics"] = self._metrics_response
+            get_handlers["/metrics"] = self._metrics_response
         self._app = HttpApp(
             Guard(listen_address.names, proxy_hosts=hosts, allow_any_ip=listen_address.is_wildcard),
             EndpointTable(endpoints_of(SERVICES)),
@@ -107,8 +111,8 @@ class HttpServer:
             EventStreams(clock, streams_max),
             body_reader,
             files={**read_files(static), "/openapi.json": document_file()},
-            path_handlers=path_handlers,
-            post_handlers=sign_in.handlers(),
+            get_handlers=get_handlers,
+            post_handlers={**sign_in.post_handlers(), **worker_paths.post_handlers()},
         )
 
     async def start(self) -> None:
@@ -170,15 +174,15 @@ class HttpServer:
 
     # -- paths outside the API
 
-    async def _healthz(self, headers: Headers) -> Response:
+    async def _healthz(self, request: Request) -> Response:
         return json_response(json_bytes({"status": "SERVING"}))
 
-    async def _readyz(self, headers: Headers) -> Response:
+    async def _readyz(self, request: Request) -> Response:
         """Ready: this node serves all shards that are assigned to it."""
-        request = health_pb2.HealthCheckRequest(service=READINESS)
+        asked = health_pb2.HealthCheckRequest(service=READINESS)
         try:
             response = await self._grpc_client.start_call(
-                _HEALTH.methods_by_name["Check"], request, Headers(), HEALTH_TIMEOUT_S
+                _HEALTH.methods_by_name["Check"], asked, Headers(), HEALTH_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
@@ -187,10 +191,10 @@ class HttpServer:
             json_bytes({"status": "SERVING" if ready else "NOT_SERVING"}), 200 if ready else 503
         )
 
-    async def _metrics_response(self, headers: Headers) -> Response:
+    async def _metrics_response(self, request: Request) -> Response:
         assert self._metrics is not None
         if self._asks_callers:
-            await self._require_reader(headers)
+            await self._require_reader(request.headers)
         content, media_type = self._metrics()
         return Response(content, media_type=media_type, headers={"Cache-Control": "no-store"})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -14,10 +14,11 @@ from starlette.responses import Response
 
 from liveness.clock import Clock
 from liveness.domain.errors import InvalidField
-from liveness.http.app import json_response
+from liveness.http.app import RequestHandler, json_response
 from liveness.http.body_reader import BodyReader
 from liveness.http.errors import from_rpc_error
 from liveness.http.grpc_client import DEFAULT_TIMEOUT_S, GrpcClient
+from liveness.http.guard import check_content_type
 from liveness.http.json_output import json_bytes, to_json_value
 from liveness.http.session_cookie import cookies_of, delete_cookie, set_cookie
 from liveness.v1 import admin_pb2, token_pb2
@@ -41,12 +42,15 @@ class SignIn:
         self._body_reader = body_reader
         self._clock = clock
 
-    def handlers(self) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
+    def get_handlers(self) -> Mapping[str, RequestHandler]:
+        return {"/auth/session": self._session}
+
+    def post_handlers(self) -> Mapping[str, RequestHandler]:
         return {"/auth/sign-in": self._sign_in, "/auth/sign-out": self._sign_out}
 
-    async def session(self, headers: Headers) -> Response:
+    async def _session(self, request: Request) -> Response:
         """Who is signed in. `authenticated` is false if the server asks nobody."""
-        answer = await self._call("WhoAmI", token_pb2.WhoAmIRequest(), headers)
+        answer = await self._call("WhoAmI", token_pb2.WhoAmIRequest(), request.headers)
         return json_response(json_bytes(to_json_value(answer)))
 
     async def _sign_in(self, request: Request) -> Response:
@@ -90,6 +94,7 @@ class SignIn:
 
     async def _body(self, request: Request, kind: Any, field: str, rule: str) -> Any:
         """Errors do not repeat the body, which may contain a token."""
+        check_content_type(request.headers)
         async with self._body_reader.read(request, BODY_BYTES_MAX) as body:
             try:
                 return msgspec.json.decode(body or b"{}", type=kind)

@@ -42,6 +42,10 @@ OTHER_PATHS = (
     "",
     "//",
     "/v1/%2e%2e",
+    "/api/web/worker/status",
+    "/api/web/worker/status?page_size=2&statuses=FAILED",
+    "/api/web/worker/restart",
+    "/api/v1/info",
 )
 TEXTS = (
     "", "a", "orders", "w", "w-1", "\0", "\ud800", "ä", "\U0001f600", "..", "a/b", "%", "%00", "null", "-1", "x" * 300, "x" * 5_000,

@@ -15,9 +15,11 @@ from liveness.cli.http_listener import bind_http, start_http
 from liveness.http.endpoints import WHOLE_BODY, Endpoint, endpoints_of
 from liveness.http.fields import FieldPath
 from liveness.http.openapi import SERVICES
+from liveness.http.worker_paths import INFO, RESTART, STATUS
 from tests.integration.http.http_client import JSON, Client
 from tests.integration.security.auth_harness import AuthHarness
 from tests.integration.security.test_access_matrix import (
+    INCLUDED,
     METHODS,
     OTHER,
     OWN,
@@ -110,14 +112,40 @@ async def check_role(client: Client, token: str, role: str, granted: str) -> Non
         if (reason != "PERMISSION_DENIED") != allowed or code == 401:
             wrong.append((endpoint.verb, request.target, code, reason, allowed))
     assert wrong == []
+    assert [each async for each in wrong_worker_paths(client, token, role, granted)] == []
     reads_all = granted == "*" and role in ("reader", "operator", "admin")
     code, _ = await ask(client, HttpRequest("GET", "/metrics", b""), f"Bearer {token}")
     assert code == (200 if reads_all else 403)
 
 
+async def wrong_worker_paths(
+    client: Client, token: str, role: str, granted: str
+) -> AsyncIterator[tuple[HttpRequest, int, str]]:
+    """Those that ask about a namespace in another form than the contract."""
+    for request, namespace, wanted in worker_path_requests():
+        code, reason = await ask(client, request, f"Bearer {token}")
+        allowed = wanted in INCLUDED[role] and granted in ("*", namespace)
+        if (reason != "PERMISSION_DENIED") != allowed or code == 401:
+            yield request, code, reason
+
+
+def worker_path_requests() -> Iterator[tuple[HttpRequest, str, str]]:
+    """Requests, the namespace that each is about, and the role that it needs."""
+    for namespace in (OWN, OTHER, "default"):
+        for path in (STATUS.template, INFO.template):
+            target = path if namespace == "default" else f"{path}?namespace={namespace}"
+            yield HttpRequest("GET", target, b""), namespace, "READER"
+        for body in ({}, {"group": "images"}):
+            about = body if namespace == "default" else {**body, "namespace": namespace}
+            yield HttpRequest("POST", RESTART.template, json.dumps(about).encode()), namespace, "OPERATOR"
+
+
 async def check_without_credential(client: Client) -> None:
     metrics = HttpRequest("GET", "/metrics", b"")
-    for _, namespace, request in (*requests(), (None, OWN, metrics)):
+    worker_paths = (
+        (None, OWN, request) for request, namespace, _ in worker_path_requests() if namespace == OWN
+    )
+    for _, namespace, request in (*requests(), *worker_paths, (None, OWN, metrics)):
         if namespace == OWN:
             assert (await ask(client, request, None))[0] == 401, request
     for authorization in INVALID_CREDENTIALS:

@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
 
 from liveness.http.endpoints import endpoints_of
 from liveness.http.openapi import SERVICES, document
+from liveness.http.worker_paths import PATHS
 from tests.integration.http.http_client import Client
 from tests.system.http.test_process import serving
 
@@ -74,7 +75,7 @@ def test_a_real_server_matches_its_openapi_document(path: str, verb: str, mode: 
 
 
 def test_the_document_has_every_path_with_the_comments_of_the_proto() -> None:
-    assert len(OPERATIONS) == len(list(endpoints_of(SERVICES)))
+    assert len(OPERATIONS) == len(list(endpoints_of(SERVICES))) + len(PATHS)
     shutdown = OPERATIONS["ShutdownWorker"]
     assert shutdown["description"].startswith("The graceful goodbye")
     body = shutdown["requestBody"]["content"]["application/json"]["schema"]
