@@ -2,7 +2,7 @@
 
 - labels as a list of texts, or as a map;
 - `runtime` as a text ("cpu"), or as an object with a `type`;
-- `uri`, or `base_url` as it was called first; `component_type`, or `kind`.
+- `uri`, or `endpoint` or `base_url` as it was called before; `component_type`, or `kind`.
 
 Unknown fields are ignored, since clients send more from version to version.
 """
@@ -95,7 +95,7 @@ def read_registration(body: Body, kind: str, settings: NoetlSettings) -> Registr
     runtime, told = _runtime(body)
     if kind == POOL and not runtime:
         raise InvalidField(field="runtime", rule="is required")
-    uri = text_of(body, "uri", "base_url", required=kind != POOL)
+    uri = text_of(body, "uri", "endpoint", "base_url", required=kind != POOL)
     pid, host = text_of(body, "pid"), text_of(body, "hostname")
     return _registration(
         kind, name, runtime, settings,
@@ -115,7 +115,7 @@ def registration_of_heartbeat(body: Body, name: str, settings: NoetlSettings) ->
     capacity = _capacity(known)
     return _registration(
         POOL, name, runtime, settings,
-        uri=text_of(known, "uri", "base_url"),
+        uri=text_of(known, "uri", "endpoint", "base_url"),
         status=text_of(known, "status").lower() or DEFAULT_STATUS,
         capacity=settings.capacity if capacity is None else capacity,
         labels=_labels(known.get("labels")) or dict.fromkeys(settings.labels, ""),

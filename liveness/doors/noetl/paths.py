@@ -200,11 +200,11 @@ class NoetlPaths:
         )
 
     async def _component_key(self, body: Body, headers: Headers) -> str | None:
-        """The worker key of the component that a report is about. Its kind may be left out."""
+        """The worker key of the component that a report is about. Reports of one pool name several types, such as
+        "queue_worker"; so the name decides, and the type only between equal names."""
         name = bodies.text_of(body, "component_name", "name", required=True)
-        if kind := bodies.text_of(body, "component_type", "kind"):
-            return bodies.key_of(kind, name)
-        for kind in _KINDS_WITH_METRICS:
+        told = bodies.text_of(body, "component_type", "kind")
+        for kind in dict.fromkeys((*((told,) if told in _KINDS_WITH_METRICS else ()), *_KINDS_WITH_METRICS)):
             asked = registry_service_pb2.GetEntryRequest(
                 namespace=self._settings.namespace, worker_instance_key=bodies.key_of(kind, name)
             )
@@ -331,17 +331,22 @@ def _add_sample(sample: component_metrics_service_pb2.MetricSample, told: Any, f
         sample.labels[name] = label if isinstance(label, str) else str(label)
     sample.unit = bodies.text_of(told, "unit")
     sample.help = bodies.text_of(told, "help_text", "help")
-    if time := bodies.text_of(told, "timestamp", "time"):
-        _read_time(time, f"{field}.timestamp", sample.time)
+    if (time := bodies.text_of(told, "timestamp", "time")) and _has_zone(time):
+        _read_time(
+            time, f"{field}.timestamp", sample.time
+        )  # without a zone it is the client's local time, and means now
 
 
 def _read_time(text: str, field: str, target: Timestamp) -> None:
-    """Times without a zone are UTC, as these clients write them."""
-    has_zone = text[-1:] in "zZ" or "+" in text[10:] or "-" in text[10:]
+    """A time without a zone is UTC."""
     try:
-        target.FromJsonString(text.replace(" ", "T") + ("" if has_zone else "Z"))
+        target.FromJsonString(text.replace(" ", "T") + ("" if _has_zone(text) else "Z"))
     except ValueError:
         raise InvalidField(field=field, rule="must be a time such as 2026-01-02T03:04:05Z") from None
+
+
+def _has_zone(time: str) -> bool:
+    return time[-1:] in "zZ" or "+" in time[10:] or "-" in time[10:]
 
 
 def _limit(text: str) -> int:
@@ -350,3 +355,10 @@ def _limit(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= POINTS_MAX):
         raise InvalidField(field="limit", rule=f"must be a whole number from 1 to {POINTS_MAX}")
     return int(text)
+
+
+def noetl_door(settings: NoetlSettings) -> Callable[[GrpcClient, BodyReader], PathHandlers]:
+    def open_door(grpc_client: GrpcClient, body_reader: BodyReader) -> PathHandlers:
+        return NoetlPaths(settings, grpc_client, body_reader).handlers()
+
+    return open_door
