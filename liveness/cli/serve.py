@@ -91,6 +91,17 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 )
 @bridge_options(SERVER_PREFIX)
 @click.option(
+    "--door", metavar="DOOR,…", help="Open doors for clients of other systems: noetl.  [default: none]"
+)
+@click.option(
+    "--door-noetl-namespace", metavar="NAME", help="Where clients of NoETL register.  [default: noetl]"
+)
+@click.option(
+    "--door-noetl-replicas",
+    metavar="WHAT",
+    help="Second processes under a name there: show, refuse or number.  [default: show]",
+)
+@click.option(
     "--tls-cert-file",
     metavar="FILE",
     help="The certificate for gRPC and HTTP, in PEM format.  [default: no TLS]",
@@ -128,6 +139,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     settings = settings_from_flags(flags, config)
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.bridge_process import BridgeUnusable
+    from liveness.cli.doors import DoorUnusable
     from liveness.cli.server_process import serve as run_server
     from liveness.rpc.tracing import TracingNotInstalled
     from liveness.security.posture import ExposedListeners
@@ -146,6 +158,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
         code = INTERRUPTED
     except (
         BridgeUnusable,
+        DoorUnusable,
         ExposedListeners,
         StoreUnusable,
         TlsFilesUnusable,

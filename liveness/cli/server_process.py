@@ -15,6 +15,7 @@ import structlog
 from liveness.app import Server
 from liveness.cli.bridge_process import BridgeUnusable, own_bridge_settings, start_own_bridge
 from liveness.cli.descriptor_limit import raise_descriptor_limit
+from liveness.cli.doors import http_doors
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
@@ -45,6 +46,7 @@ async def serve(
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     bridge_settings = own_bridge_settings(settings)
+    doors = http_doors(settings)
     server = Server(settings, clock=clock)
     # Bind before the database is opened: a server must not take shards and then find its port in use.
     listen_address = bind_http(settings.http)
@@ -71,6 +73,7 @@ async def serve(
                 hosts=settings.http_hosts,
                 metrics=server.metrics,
                 asks_callers=settings.auth == "on",
+                doors=doors,
             )
         except HttpListenFailed:
             await server.stop()

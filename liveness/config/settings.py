@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import force_setattr
 
-from liveness.config import bridge_settings, cluster_settings
+from liveness.config import bridge_settings, cluster_settings, door_settings
 from liveness.config.database_password import add_password_from_file
 from liveness.config.formats import (
     SECRET_CHARS_MAX,
@@ -190,6 +190,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """If not empty, all others are left alone."""
     bridge_temporal_ui: str = ""
     """The address of Temporal's web page, for links."""
+    door: tuple[str, ...] = ()
+    """Doors for clients of other systems: noetl."""
+    door_noetl_namespace: str = "noetl"
+    """Where clients of NoETL register."""
+    door_noetl_replicas: str = "show"
+    """What happens to a second process that registers a name there: it is shown, refused, or gets a number."""
     relay: tuple[str, ...] = ()
     """The brokers of a NATS cluster to which reschedules are published; empty: none."""
     relay_creds_file: str = ""
@@ -211,7 +217,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             force_setattr(self, name, value)
         check_tls_settings(self)
         cluster_settings.check(self)
-        bridge_settings.check(self, {field.name: field.default for field in msgspec.structs.fields(self)})
+        defaults = {field.name: field.default for field in msgspec.structs.fields(self)}
+        bridge_settings.check(self, defaults)
+        door_settings.check(self, defaults)
         self._check_auth()
         if self.webhook_url:
             self._check_webhook()
@@ -414,6 +422,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     # Together with the wait for a free connection, it stays below the time that the queue allows a sink.
     "webhook_timeout_s": float_setting(0, 20, above_low=True),
     **bridge_settings.SERVER_SETTING_TYPES,
+    **door_settings.DOOR_SETTING_TYPES,
     "relay": list_setting(
         is_broker_url,
         "nats://HOST:PORT or tls://HOST:PORT, or several of one cluster with commas between them, each with "

@@ -62,7 +62,7 @@ class NoetlClient:
     async def ok(self, verb: str, path: str, body: Any) -> dict[str, Any]:
         answer = await self.send(verb, path, body)
         assert answer.code == 200, answer.body
-        return answer.json()  # type: ignore[no-any-return]
+        return answer.json()
 
     async def register(self, body: Any = OLDER_POOL, **changed: Any) -> dict[str, Any]:
         return await self.ok("POST", "/api/worker/pool/register", {**body, **changed})
@@ -73,13 +73,13 @@ class NoetlClient:
     async def pools(self, query: str = "") -> list[dict[str, Any]]:
         answer = await self._client.get(f"/api/worker/pools{query}")
         assert answer["count"] == len(answer["items"])
-        return answer["items"]  # type: ignore[no-any-return]
+        return answer["items"]
 
     async def entry(self, key: str = "worker_pool:pool-a") -> registry_pb2.RegistryEntry:
-        found = await RegistryServiceStub(self._harness.channel).GetEntry(  # type: ignore[misc]
+        found = await RegistryServiceStub(self._harness.channel).GetEntry(
             GetEntryRequest(namespace="noetl", worker_instance_key=key)
         )
-        return found.entry  # type: ignore[no-any-return]
+        return found.entry
 
     async def advance(self, ms: int) -> None:
         await self._harness.advance(ms)

@@ -149,6 +149,9 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         bridge_skip = ["slow-*", "type:upload"]
         bridge_only = ["type:*"]
         bridge_temporal_ui = "https://temporal.example"
+        door = ["noetl"]
+        door_noetl_namespace = "etl"
+        door_noetl_replicas = "number"
         relay = ["nats://a.example:4222", "tls://b.example"]
         relay_creds_file = "nats.creds"
         relay_queues = ["default/*"]
