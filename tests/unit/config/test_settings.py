@@ -122,7 +122,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         principal_connections_max = 0
         namespaces = ["default", "orders"]
         webhook_url = "https://engine.example/reschedules"
-        http = "off"
+        http = "127.0.0.1:7481"
         http_hosts = ["liveness.example"]
         tls_cert_file = "server.pem"
         tls_key_file = "server.key"
