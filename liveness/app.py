@@ -39,6 +39,7 @@ from liveness.network_addresses import split_address
 from liveness.routing.channels import ChannelPool
 from liveness.routing.forwarded_calls import ForwardedCalls
 from liveness.routing.gateway import Gateway
+from liveness.routing.own_calls import OwnCalls
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
 from liveness.security.audit import AuditLog
@@ -68,6 +69,7 @@ from liveness.server.oversight import Oversight
 from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
+from liveness.server.registry_service import RegistryService
 from liveness.server.remote_nodes import RemoteNodes
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.server.wire import event_json, event_json_without_sessions
@@ -94,7 +96,14 @@ from liveness.telemetry.logs import TransitionLog
 from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.prometheus import PrometheusExporter
 from liveness.telemetry.telemetry import ClusterStatus, Telemetry
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, component_service_pb2, service_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    cluster_pb2,
+    component_service_pb2,
+    registry_service_pb2,
+    service_pb2,
+)
 from liveness.version import VERSION
 
 logger = structlog.get_logger("liveness.app")
@@ -105,6 +114,7 @@ SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
+    registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
@@ -474,6 +484,7 @@ class Server:
             on_cut_off=self._on_cut_off,
         )
         self.gateway = None if is_single_node else self._make_gateway()
+        self.own_calls = OwnCalls(self.gateway, self._clock)
         self.fleet = Fleet(
             node,
             self.telemetry,
@@ -517,10 +528,14 @@ class Server:
         workers = LivenessService(
             node, self.feed, self.streams, self._random, self.telemetry, self.quotas, self.all_nodes
         )
+        self.registry = RegistryService(
+            node, self.telemetry, workers.rate_limits, self.quotas, self.all_nodes, self.own_calls
+        )
         services = (
             workers,
             ActivityService(node, self.ownership, self.matching, self.telemetry),
             ComponentService(node, workers, self.supervisor_mail),
+            self.registry,
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens,

@@ -354,6 +354,34 @@ def _component_orders_done(event: Event, data: Data) -> EventText:
     return EventText(EventTone.PROGRESS, event.worker_instance_key, text)
 
 
+def _entry_changed(event: Event, data: Data) -> EventText:
+    facts = [f"at {_truncate(data['uri'])}"] if data["uri"] else []
+    if data["capacity"] is not None:
+        facts.append(f"capacity {data['capacity']}")
+    told = f" ({', '.join(facts)})" if facts else ""
+    return EventText(
+        EventTone.PROGRESS,
+        event.worker_instance_key,
+        f"registers itself as {_truncate(data['status'])}{told}",
+    )
+
+
+def _replica_seen(event: Event, data: Data) -> EventText:
+    text = f"is also registered by {_process(data)}, as a replica"
+    return EventText(EventTone.MINOR, event.worker_instance_key, text)
+
+
+def _process(data: Data) -> str:
+    if not data["host_name"] and not data["process_id"]:
+        return f"session {_truncate(data['session_id'])}"
+    return f"process {_truncate(data['process_id']) or '?'} on {_truncate(data['host_name']) or 'an unnamed host'}"
+
+
+def _replica_left(event: Event, data: Data) -> EventText:
+    text = f"has no replica of session {_truncate(data['session_id'])} any more"
+    return EventText(EventTone.MINOR, event.worker_instance_key, text)
+
+
 def _renewed(event: Event, data: Data) -> EventText:
     if "renewals" in data:
         leases = _count(data["renewals"], "lease was", "leases were")
@@ -501,6 +529,9 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "ComponentChanged": _component_changed,
     "ComponentsOrdered": _components_ordered,
     "ComponentOrdersDone": _component_orders_done,
+    "EntryChanged": _entry_changed,
+    "ReplicaSeen": _replica_seen,
+    "ReplicaLeft": _replica_left,
     "ActivityScheduled": _scheduled,
     "ActivityStarted": _started,
     "ActivityCompleted": _completed,

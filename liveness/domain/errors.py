@@ -37,6 +37,7 @@ LivenessError
 │   ├── BindingQuotaExceeded
 │   ├── OrderQuotaExceeded
 │   ├── TooManyLogRequests
+│   ├── ReplicaQuotaExceeded
 │   ├── ActivityQuotaExceeded
 │   ├── ActivityBytesExceeded
 │   ├── TooManyPolls
@@ -54,6 +55,7 @@ LivenessError
 │   ├── DeathNotFound
 │   ├── ComponentNotFound
 │   ├── ComponentGroupNotFound
+│   ├── RegistryEntryNotFound
 │   ├── ActivityNotFound
 │   ├── NamespaceNotFound
 │   ├── TaskNotFound
@@ -395,6 +397,14 @@ class TooManyLogRequests(Exhausted):
     group: str
 
 
+class ReplicaQuotaExceeded(Exhausted):
+    reason = "REPLICA_QUOTA_EXCEEDED"
+    template = "{entry} has {limit} live replicas already; give each process a name of its own."
+
+    entry: str
+    limit: int
+
+
 class ActivityQuotaExceeded(Exhausted):
     reason = "ACTIVITY_QUOTA_EXCEEDED"
     template = (
@@ -504,6 +514,14 @@ class ComponentGroupNotFound(NotFound):
     template = "No supervisor ever ran a group {group} in namespace {namespace}."
 
     group: str
+    namespace: str
+
+
+class RegistryEntryNotFound(NotFound):
+    reason = "REGISTRY_ENTRY_NOT_FOUND"
+    template = "No component {entry} is registered in namespace {namespace}; register it first."
+
+    entry: str
     namespace: str
 
 

@@ -206,6 +206,38 @@ class ComponentOrdersDone:
     through: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryChanged:
+    """A component was registered, or says something else of itself. The fields are those of `Entry`, whole."""
+
+    uri: str
+    status: str
+    capacity: int | None
+    runtime: str
+    interval_ms: int
+    lease_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSeen:
+    """Another process than the one that holds the lease registered the component's name, or was heard of again."""
+
+    session_id: str
+    host_name: str
+    process_id: str
+    uri: str
+    at_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLeft:
+    """A replica said goodbye, or has the name now."""
+
+    session_id: str
+
+
 WorkerEvent = (
     LeaseRenewed
     | WorkerRegistered
@@ -227,6 +259,9 @@ WorkerEvent = (
     | ComponentChanged
     | ComponentsOrdered
     | ComponentOrdersDone
+    | EntryChanged
+    | ReplicaSeen
+    | ReplicaLeft
 )
 
 

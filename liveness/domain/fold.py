@@ -20,8 +20,11 @@ from liveness.domain.events import (
     ComponentsOrdered,
     DisconnectGraceGranted,
     DrainBegun,
+    EntryChanged,
     LeaseRenewed,
     LeaseTermsChanged,
+    ReplicaLeft,
+    ReplicaSeen,
     SessionReplaced,
     WorkerAdopted,
     WorkerCleanedUp,
@@ -34,6 +37,7 @@ from liveness.domain.events import (
     WorkerResumed,
 )
 from liveness.domain.keys import ActivityId
+from liveness.domain.registry import Entry, Replica, live_replicas
 from liveness.domain.worker import (
     LOST_MAX,
     NO_BINDINGS,
@@ -147,6 +151,7 @@ def _standing_after_activation(worker: Worker | None, event: Activation) -> Stan
             loop_lag_ms=event.loop_lag_ms,
             component=before.component,
             orders=before.orders,
+            entry=before.entry,
         )
     if isinstance(event, SessionReplaced) and before.handed:
         held = worker.bindings if worker else {}
@@ -286,7 +291,8 @@ def _(event: WorkerCleanedUp, worker: Worker) -> Worker:
         deadline_ms=event.at_ms + event.tombstone_retention_ms if event.tombstone_retention_ms else 0,
         lost=NO_BINDINGS,
         superseded=worker.superseded if event.keeps_sessions else (),
-        profile=NO_PROFILE,
+        # A registered component may come back by its name alone.
+        profile=NO_PROFILE if worker.standing.entry is None else worker.profile,
         status=WorkerStatus.UNSPECIFIED,
         last_error="",
         standing=_standing_of_tombstone(worker.standing),
@@ -294,8 +300,8 @@ def _(event: WorkerCleanedUp, worker: Worker) -> Worker:
 
 
 def _standing_of_tombstone(before: Standing) -> Standing:
-    """A component keeps its restarts, and a group its orders."""
-    standing = Standing(component=before.component, orders=before.orders)
+    """A component keeps its restarts, a group its orders, and a registered component what is known of it."""
+    standing = Standing(component=before.component, orders=before.orders, entry=before.entry)
     return NO_STANDING if standing == NO_STANDING else standing
 
 
@@ -339,6 +345,54 @@ def _(event: ComponentOrdersDone, worker: Worker) -> Worker:
     orders = worker.standing.orders
     waiting = tuple(order for order in orders.waiting if order.number > event.through)
     return _replace_standing(worker, orders=orders._replace(waiting=waiting))
+
+
+@_evolve.register
+def _(event: EntryChanged, worker: Worker) -> Worker:
+    before = worker.standing.entry
+    entry = Entry(
+        uri=event.uri,
+        status=event.status,
+        capacity=event.capacity,
+        runtime=event.runtime,
+        interval_ms=event.interval_ms,
+        lease_ms=event.lease_ms,
+        first_seen_wall_ms=before.first_seen_wall_ms if before else event.wall_ms,
+        replicas=before.replicas if before else (),
+    )
+    return _replace_standing(worker, entry=entry)
+
+
+@_evolve.register
+def _(event: ReplicaSeen, worker: Worker) -> Worker:
+    entry = worker.standing.entry
+    if entry is None:
+        raise ImpossibleEvent("ReplicaSeen about a worker that is not registered as a component")
+    seen = Replica(
+        session_id=event.session_id,
+        host_name=event.host_name,
+        process_id=event.process_id,
+        uri=event.uri,
+        seen_ms=event.at_ms,
+        first_seen_wall_ms=event.wall_ms,
+        last_seen_wall_ms=event.wall_ms,
+    )
+    replicas = {
+        replica.session_id: replica for replica in live_replicas(entry, worker.granted_ms, event.at_ms)
+    }
+    if (known := replicas.get(event.session_id)) is not None:
+        seen = seen._replace(first_seen_wall_ms=known.first_seen_wall_ms)
+    replicas[event.session_id] = seen
+    return _replace_standing(worker, entry=entry._replace(replicas=tuple(replicas.values())))
+
+
+@_evolve.register
+def _(event: ReplicaLeft, worker: Worker) -> Worker:
+    entry = worker.standing.entry
+    if entry is None:
+        raise ImpossibleEvent("ReplicaLeft about a worker that is not registered as a component")
+    left = tuple(replica for replica in entry.replicas if replica.session_id != event.session_id)
+    return _replace_standing(worker, entry=entry._replace(replicas=left))
 
 
 @_evolve.register

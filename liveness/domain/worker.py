@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from liveness.domain.component import NO_ORDERS, Component, OrderBook
 from liveness.domain.keys import ActivityId
+from liveness.domain.registry import Entry
 
 SUPERSEDED_SESSIONS_MAX = 100
 """How many replaced sessions a worker remembers. A process that is more restarts behind counts as a new session."""
@@ -200,6 +201,8 @@ class Standing(NamedTuple):
     """Set if a supervisor runs the worker's processes. Outlives sessions, leases and the cleanup."""
     orders: OrderBook = NO_ORDERS
     """If the worker is a supervisor: the orders to its group. They, too, outlive everything but the tombstone."""
+    entry: Entry | None = None
+    """Set if the worker is a registered component. It, too, outlives everything but the tombstone."""
 
 
 NO_STANDING = Standing()

@@ -11,6 +11,7 @@ from liveness.domain.verdicts import is_dead
 from liveness.domain.worker import Worker, WorkerState
 from liveness.engine.component_index import ComponentIndex
 from liveness.engine.counts import add_count
+from liveness.engine.registry_index import RegistryIndex
 
 NamespaceState = tuple[str, WorkerState]
 """A namespace, and a state of its workers."""
@@ -19,7 +20,7 @@ NamespaceState = tuple[str, WorkerState]
 class Census:
     """The counts of one shard. While the shard serves, they are part of the counts of the whole node."""
 
-    __slots__ = ("_node_counts", "components", "counts", "dead", "population")
+    __slots__ = ("_node_counts", "components", "counts", "dead", "population", "registry")
 
     def __init__(self, workers: Mapping[WorkerKey, Worker]) -> None:
         self.counts = Counter((key.namespace, worker.state) for key, worker in workers.items())
@@ -31,6 +32,7 @@ class Census:
             if state < WorkerState.CLEANED_UP:
                 self.population[namespace] += count
         self.components = ComponentIndex(workers)
+        self.registry = RegistryIndex(workers)
         self._node_counts: Counter[NamespaceState] | None = None
 
     def states(self) -> Counter[WorkerState]:

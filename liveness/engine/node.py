@@ -23,6 +23,7 @@ from liveness.engine.observed_clock import ListeningTime
 from liveness.engine.open_activities import OpenActivities
 from liveness.engine.policies import Policies
 from liveness.engine.receive_progress import ReceiveProgress
+from liveness.engine.registry_index import RegistryTotals
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.engine.shard_directory import ShardDirectory, SingleNodeDirectory
 from liveness.engine.timers import Timers
@@ -89,6 +90,7 @@ class Node:
         self.census: Counter[NamespaceState] = Counter()
         """Workers by namespace and state, over all shards that serve here."""
         self.components = ComponentTotals()
+        self.registry = RegistryTotals()
         self.open_activities = OpenActivities()
         """Open activities by namespace, over all shards that serve here."""
         self.listening = ListeningTime(clock)
@@ -416,6 +418,7 @@ class Node:
         self._shards[shard.id] = None
         shard.census.detach()
         shard.census.components.detach()
+        shard.census.registry.detach()
         shard.activities.open.detach()
         self.throttle.drop_shard(shard)
         for listener in self._listeners:
@@ -443,6 +446,7 @@ class Node:
             self._shards[snapshot.shard_id] = shard
             shard.census.attach(self.census)
             shard.census.components.attach(self.components)
+            shard.census.registry.attach(self.registry)
             shard.activities.open.attach(self.open_activities)
             self._dropped_population.pop(snapshot.shard_id, None)
             self._dropped_activities.pop(snapshot.shard_id, None)

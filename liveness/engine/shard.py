@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from liveness.clock import Clock
 from liveness.diagnostics.evidence import EvidenceCollector, EvidenceSources
-from liveness.domain import activity_decider, component_decider, decider
+from liveness.domain import activity_decider, component_decider, decider, registry_decider
 from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import ActivityEvents
 from liveness.domain.commands import Deactivate, Heartbeat
@@ -23,7 +23,9 @@ from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
     ConfigChanged,
     LeaseRenewed,
+    ReplicaSeen,
     SessionReplaced,
+    WorkerDeactivated,
     WorkerEvent,
     WorkerForgotten,
     WorkerRegistered,
@@ -34,6 +36,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.plain_renewal import renew_if_plain
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react
+from liveness.domain.registry_decider import Registration
 from liveness.domain.verdicts import count_verdict, is_death, is_silent_death
 from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.engine.activity_book import ActivityBook
@@ -227,10 +230,71 @@ class Shard:
     ) -> tuple[HeartbeatOutcome, Worker]:
         worker = self.workers.get(key)
         events = decider.heartbeat(key, worker, beat, now_ms, self.epoch_floor)
+        return self._heard(key, worker, events, beat.policy, now_ms, wall_ms, admit, admit_session)
+
+    def register_component(
+        self, key: WorkerKey, registration: Registration, admit: AdmitWorker, admit_session: AdmitSession
+    ) -> tuple[HeartbeatOutcome | None, Worker]:
+        """The outcome is None if the process became a replica."""
+        worker, now_ms, wall_ms = self.workers.get(key), self.now_ms(), self._clock.wall_ms()
+        events = registry_decider.register(key, worker, registration, now_ms, wall_ms, self.epoch_floor)
+        return self._heard_component(
+            key, worker, events, registration.beat.policy, now_ms, wall_ms, admit, admit_session
+        )
+
+    def hear_component(
+        self, key: WorkerKey, beat: Heartbeat, status: str, admit: AdmitWorker, admit_session: AdmitSession
+    ) -> tuple[HeartbeatOutcome | None, Worker]:
+        """A heartbeat of a registered component. The outcome is None if it came from a replica."""
+        worker, now_ms, wall_ms = self.workers.get(key), self.now_ms(), self._clock.wall_ms()
+        events = registry_decider.heartbeat(key, worker, beat, status, now_ms, wall_ms)
+        return self._heard_component(key, worker, events, beat.policy, now_ms, wall_ms, admit, admit_session)
+
+    def deregister_component(
+        self, key: WorkerKey, session_id: str, reason: str, policy: Policy, principal: str
+    ) -> int:
+        """Return how many activities the worker lost."""
+        worker, now_ms = self.workers.get(key), self.now_ms()
+        events = registry_decider.deregister(key, worker, session_id, reason, policy, now_ms, principal)
+        assert worker is not None
+        self._apply_if_any(key, worker, events, now_ms)
+        return len(worker.bindings) if events and type(events[0]) is WorkerDeactivated else 0
+
+    def _heard_component(
+        self,
+        key: WorkerKey,
+        worker: Worker | None,
+        events: tuple[WorkerEvent, ...],
+        policy: Policy,
+        now_ms: int,
+        wall_ms: int,
+        admit: AdmitWorker,
+        admit_session: AdmitSession,
+    ) -> tuple[HeartbeatOutcome | None, Worker]:
+        if worker is not None and events and type(events[0]) is ReplicaSeen:
+            after = self._apply(key, worker, events, now_ms, wall_ms)
+            assert after is not None
+            return None, after
+        outcome, worker = self._heard(key, worker, events, policy, now_ms, wall_ms, admit, admit_session)
+        self.remember_fingerprint(worker, None)
+        return outcome, worker
+
+    def _heard(
+        self,
+        key: WorkerKey,
+        worker: Worker | None,
+        events: tuple[WorkerEvent, ...],
+        policy: Policy,
+        now_ms: int,
+        wall_ms: int,
+        admit: AdmitWorker,
+        admit_session: AdmitSession,
+    ) -> tuple[HeartbeatOutcome, Worker]:
+        """Apply what a heartbeat of the worker caused, unless there is no room for it."""
         if events and type(events[0]) is WorkerRegistered:
-            admit(self, key.namespace, beat.policy)
+            admit(self, key.namespace, policy)
         if worker is not None and events and type(events[0]) in _OUTCOMES:
-            admit_session(key, beat.policy)
+            admit_session(key, policy)
         if worker is not None and not events:
             return HeartbeatOutcome.REPEATED, worker
         was_held = key in self.needs_attention and self._mark_alive(key)
@@ -515,6 +579,8 @@ class Shard:
             self._pending.new_tasks.append(NewTaskBatch.of(batch, self._shard_count))
         if (before and before.standing.component) or (after and after.standing.component):
             self.census.components.record(key, after, self._clock.wall_ms())
+        if (before and before.standing.entry) or (after and after.standing.entry):
+            self.census.registry.record(key, after)
         if isinstance(event, DEFERRED_ROW_EVENTS):
             return
         self.disconnected.pop(key, None)

@@ -47,7 +47,14 @@ from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.telemetry.process_metrics import FRONTEND_METRICS, FrontendTelemetry
 from liveness.telemetry.prometheus import PrometheusExporter
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, component_service_pb2, service_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    cluster_pb2,
+    component_service_pb2,
+    registry_service_pb2,
+    service_pb2,
+)
 
 logger = structlog.get_logger("liveness.frontend")
 
@@ -59,6 +66,7 @@ SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
+    registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 

@@ -15,13 +15,14 @@ from liveness.http.json_output import json_bytes
 from liveness.http.schemas import Schema, Schemas, comment_of
 from liveness.http.static_files import StaticFile
 from liveness.http.worker_paths import PATHS
-from liveness.v1 import activity_pb2, admin_pb2, component_service_pb2, service_pb2
+from liveness.v1 import activity_pb2, admin_pb2, component_service_pb2, registry_service_pb2, service_pb2
 from liveness.version import VERSION
 
 SERVICES: tuple[ServiceDescriptor, ...] = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
+    registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 """The services that HTTP offers."""

@@ -115,6 +115,11 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "ComponentService/GetComponentLogs": RoutingRule(
         RoutingKind.BY_SHARD, shard_key=_by_group_of_component, wait_ms_max=OUTPUT_MS_MAX
     ),
+    "RegistryService/Register": WORKER_SHARD,
+    "RegistryService/Heartbeat": WORKER_SHARD,
+    "RegistryService/Deregister": WORKER_SHARD,
+    "RegistryService/GetEntry": WORKER_SHARD,
+    "RegistryService/ListEntries": ANY_NODE,
     "AdminService/ExpireWorker": WORKER_SHARD,
     # A second call would answer that there is no such worker, which hides the first.
     "AdminService/ForgetWorker": RoutingRule(RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_worker),

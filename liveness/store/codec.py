@@ -22,6 +22,7 @@ from liveness.domain.death_certificate import Death
 from liveness.domain.events import Event, LeaseRenewed, Retry
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
+from liveness.domain.registry import Entry
 from liveness.domain.worker import (
     NO_BINDINGS,
     NO_HANDED,
@@ -66,6 +67,9 @@ _EVENT_TYPES: dict[str, type] = {
         events.ComponentChanged,
         events.ComponentsOrdered,
         events.ComponentOrdersDone,
+        events.EntryChanged,
+        events.ReplicaSeen,
+        events.ReplicaLeft,
         events.ActivityScheduled,
         events.ActivityStarted,
         events.ActivityCompleted,
@@ -290,6 +294,7 @@ class _StoredStanding(msgspec.Struct, omit_defaults=True):
     handed: list[tuple[ActivityId, bool]] = []
     component: Component | None = None
     orders: OrderBook | None = None
+    entry: Entry | None = None
 
 
 class _StoredWorker(msgspec.Struct, omit_defaults=True):
@@ -358,6 +363,7 @@ def _encode_standing(standing: Standing) -> _StoredStanding | None:
         handed=list(standing.handed.items()),
         component=standing.component,
         orders=standing.orders if standing.orders != NO_ORDERS else None,
+        entry=standing.entry,
     )
 
 
@@ -371,6 +377,7 @@ def _decode_standing(stored: _StoredStanding) -> Standing:
         handed=MappingProxyType(dict(stored.handed)) if stored.handed else NO_HANDED,
         component=stored.component,
         orders=stored.orders or NO_ORDERS,
+        entry=stored.entry,
     )
 
 

@@ -68,12 +68,14 @@ class RegisterRequest(_message.Message):
     belong to supervised processes.
     """
     session_id: _builtins.str
-    """Chosen once per process start. Without it, HOST:PID of the fields below."""
+    """Chosen once per process start; at most 200 bytes. Without it, HOST:PID of the fields below; without those, the
+    component is registered without a session, and all its processes count as one.
+    """
     sequence: _builtins.int
     """As in a heartbeat."""
     uri: _builtins.str
     status: _builtins.str
-    """Default "ready"; at most 64 bytes."""
+    """Default "ready"; at most 64 bytes, and not "offline"."""
     capacity: _builtins.int
     runtime_json: _builtins.str
     """A JSON object of at most 4 KiB."""
@@ -133,12 +135,15 @@ class RegisterResponse(_message.Message):
     NEXT_HEARTBEAT_AFTER_FIELD_NUMBER: _builtins.int
     IS_REPLICA_FIELD_NUMBER: _builtins.int
     outcome: _worker_pb2.HeartbeatOutcome.ValueType
+    """Unset for a replica."""
     session_id: _builtins.str
     """With which to heartbeat and deregister."""
     is_replica: _builtins.bool
     """Another process has the name; this one is among its replicas, and holds no lease."""
     @_builtins.property
-    def entry(self) -> _registry_pb2.RegistryEntry: ...
+    def entry(self) -> _registry_pb2.RegistryEntry:
+        """Of the name that it got, which may be another one with NUMBER."""
+
     @_builtins.property
     def next_heartbeat_after(self) -> _duration_pb2.Duration: ...
     def __init__(
@@ -210,7 +215,13 @@ class HeartbeatResponse(_message.Message):
     ENTRY_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     NEXT_HEARTBEAT_AFTER_FIELD_NUMBER: _builtins.int
+    IS_REPLICA_FIELD_NUMBER: _builtins.int
     outcome: _worker_pb2.HeartbeatOutcome.ValueType
+    """Unset if it came from a replica."""
+    is_replica: _builtins.bool
+    """Another process has the name; this one was heard as a replica of it, holds no lease, and its counters are not added.
+    Once the lease of the other has ended, the replica's next heartbeat or registration takes the name.
+    """
     @_builtins.property
     def entry(self) -> _registry_pb2.RegistryEntry: ...
     @_builtins.property
@@ -221,10 +232,11 @@ class HeartbeatResponse(_message.Message):
         entry: _registry_pb2.RegistryEntry | None = ...,
         outcome: _worker_pb2.HeartbeatOutcome.ValueType = ...,
         next_heartbeat_after: _duration_pb2.Duration | None = ...,
+        is_replica: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "next_heartbeat_after", b"next_heartbeat_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "next_heartbeat_after", b"next_heartbeat_after", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "is_replica", b"is_replica", "next_heartbeat_after", b"next_heartbeat_after", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -102,7 +102,7 @@ class RegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListEntries(self, request, context):
-        """Ordered by worker_instance_key, byte by byte.
+        """Ordered by worker_instance_key, byte by byte. A component that was cleaned up is left out until it comes back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

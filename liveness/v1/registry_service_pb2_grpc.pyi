@@ -46,7 +46,7 @@ class RegistryServiceStub:
     """The graceful goodbye. What the component held is rescheduled."""
     GetEntry: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.GetEntryRequest, _registry_service_pb2.GetEntryResponse]
     ListEntries: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListEntriesRequest, _registry_service_pb2.ListEntriesResponse]
-    """Ordered by worker_instance_key, byte by byte."""
+    """Ordered by worker_instance_key, byte by byte. A component that was cleaned up is left out until it comes back."""
 
 @_typing.type_check_only
 class RegistryServiceAsyncStub(RegistryServiceStub):
@@ -66,7 +66,7 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     """The graceful goodbye. What the component held is rescheduled."""
     GetEntry: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.GetEntryRequest, _registry_service_pb2.GetEntryResponse]  # type: ignore[assignment]
     ListEntries: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListEntriesRequest, _registry_service_pb2.ListEntriesResponse]  # type: ignore[assignment]
-    """Ordered by worker_instance_key, byte by byte."""
+    """Ordered by worker_instance_key, byte by byte. A component that was cleaned up is left out until it comes back."""
 
 class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
     """A directory of leased components. Registering is a heartbeat of the worker KIND:NAME, and so are the heartbeats after
@@ -113,6 +113,6 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _registry_service_pb2.ListEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registry_service_pb2.ListEntriesResponse, _abc.Awaitable[_registry_service_pb2.ListEntriesResponse]]:
-        """Ordered by worker_instance_key, byte by byte."""
+        """Ordered by worker_instance_key, byte by byte. A component that was cleaned up is left out until it comes back."""
 
 def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -145,6 +145,7 @@ class Owner:
             workers,
             ActivityService(server.node, server.ownership, server.matching),
             ComponentService(server.node, workers, server.supervisor_mail),
+            server.registry,
             AdminService(server.node, server.fleet, None, server.membership, server.peers),
         )
         wait = server.node.wait_all_durable

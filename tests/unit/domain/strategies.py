@@ -35,6 +35,7 @@ from liveness.domain.decider import ActivationT
 from liveness.domain.events import LeaseRenewed, Retry
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
+from liveness.domain.registry import Entry, Replica
 from liveness.domain.worker import (
     NO_HANDED,
     NO_STANDING,
@@ -163,6 +164,31 @@ order_books = st.just(NO_ORDERS) | st.builds(
     OrderBook, last_number=numbers, waiting=st.lists(orders, max_size=3).map(tuple)
 )
 
+entry_fields: dict[str, st.SearchStrategy[Any]] = {
+    "uri": text,
+    "status": text,
+    "capacity": st.none() | numbers,
+    "runtime": text,
+    "interval_ms": durations,
+    "lease_ms": durations,
+}
+replicas = st.builds(
+    Replica,
+    session_id=text,
+    host_name=text,
+    process_id=text,
+    uri=text,
+    seen_ms=times,
+    first_seen_wall_ms=times,
+    last_seen_wall_ms=times,
+)
+entries = st.builds(
+    Entry,
+    first_seen_wall_ms=times,
+    replicas=st.lists(replicas, max_size=2).map(tuple),
+    **entry_fields,
+)
+
 companies = st.builds(ConcurrentDeaths, numbers, numbers, numbers)
 certificates = st.builds(
     DeathCertificate,
@@ -222,6 +248,17 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     events.ComponentChanged: st.builds(events.ComponentChanged, wall_ms=times, **component_fields),
     events.ComponentsOrdered: st.builds(events.ComponentsOrdered, order=orders),
     events.ComponentOrdersDone: st.builds(events.ComponentOrdersDone, through=counts),
+    events.EntryChanged: st.builds(events.EntryChanged, wall_ms=times, **entry_fields),
+    events.ReplicaSeen: st.builds(
+        events.ReplicaSeen,
+        session_id=text,
+        host_name=text,
+        process_id=text,
+        uri=text,
+        at_ms=times,
+        wall_ms=times,
+    ),
+    events.ReplicaLeft: st.builds(events.ReplicaLeft, session_id=text),
     events.ActivityScheduled: _about_activity(
         events.ActivityScheduled,
         activity_type=text,
@@ -268,6 +305,7 @@ standings = st.just(NO_STANDING) | st.builds(
     ),
     component=st.none() | components,
     orders=order_books,
+    entry=st.none() | entries,
 )
 workers = st.builds(
     Worker,

@@ -24,6 +24,7 @@ from tests.unit.store import (
     golden_v8,
     golden_v9,
     golden_v10,
+    golden_v11,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -84,5 +85,6 @@ VERSIONS = [
         ("v8", golden_v8),
         ("v9", golden_v9),
         ("v10", golden_v10),
+        ("v11", golden_v11),
     )
 ]
