@@ -242,7 +242,7 @@ async def test_metrics_are_stored_and_found_again(noetl: NoetlClient, stopped_ha
         ("POST", "/api/worker/pool/register", {**OLDER_POOL, "capacity": "many"}, "capacity"),
         ("POST", "/api/worker/pool/register", {**OLDER_POOL, "labels": 7}, "labels"),
         ("POST", "/api/worker/pool/register", {**OLDER_POOL, "meta": []}, "meta"),
-        ("POST", "/api/worker/pool/register", {**OLDER_POOL, "meta": {"x": "y" * 5_000}}, "4,096"),
+        ("POST", "/api/worker/pool/register", {**OLDER_POOL, "meta": {"x": "y" * 5_000}}, "4096 bytes"),
         ("POST", "/api/worker/pool/register", {**OLDER_POOL, "name": "a\0b"}, "control"),
         ("POST", "/api/worker/pool/register", b"{", "JSON"),
         ("POST", "/api/worker/pool/register", b"[]", "JSON object"),
