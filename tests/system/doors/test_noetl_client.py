@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.http.http_client import Client
-from tests.system.cli.server_processes import child_process, environment, liveness_command
+from tests.system.cli.server_processes import child_process, liveness_command
 from tests.system.http.test_process import port_in
 
 CHECKOUT = os.environ.get("LIVENESS_NOETL_CHECKOUT", "")
@@ -52,7 +52,7 @@ async def test_the_real_client_registers_dies_comes_back_and_leaves(tmp_path: Pa
     flags = (
         "--listen", "127.0.0.1:0", "--shards", "2", "--http", "127.0.0.1:0", "--door", "noetl",
     )  # fmt: skip
-    variables = {**environment(), "NOETL_SERVER_OFFLINE_AFTER": "2", "LIVENESS_TAKEOVER_GRACE_MS": "0"}
+    variables = {"NOETL_SERVER_OFFLINE_AFTER": "2", "LIVENESS_TAKEOVER_GRACE_MS": "0"}
     with child_process(liveness_command("serve", *flags), tmp_path, variables) as process:
         assert process.stdout is not None
         client = Client(port_in(process.stdout))
