@@ -33,7 +33,7 @@ async def pool_when(client: Client, wanted: Callable[[dict[str, Any]], bool]) ->
         while True:
             for row in (await client.get("/api/worker/pools"))["items"]:
                 if wanted(row):
-                    return row  # type: ignore[no-any-return]
+                    return row
             await asyncio.sleep(0.1)
 
 
