@@ -1,4 +1,4 @@
-"""The doors that a server opens itself and that need a task of their own."""
+"""The doors that a server opens itself: paths of its HTTP server, and followers, which need a task of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from liveness.cli.client import credentials_of
-from liveness.config.doors import HINTS_OFF, pgai_doors
+from liveness.config.doors import HINTS_OFF, noetl_namespace, pgai_doors
 from liveness.config.durations import parse_ms
 from liveness.config.settings import Settings, load_client_settings
 from liveness.http.listen_address import loopback_address
@@ -17,12 +17,28 @@ from liveness.http.listen_address import loopback_address
 if TYPE_CHECKING:
     from liveness.doors.pgai.follower import PgaiFollower
     from liveness.doors.pgai.settings import FollowerSettings
+    from liveness.http.server import Door
 
 logger = structlog.get_logger("liveness.door")
 
 
 class DoorUnusable(Exception):
     """The message says why a server cannot open a door."""
+
+
+def http_doors(settings: Settings) -> list[Door]:
+    """Raises DoorUnusable."""
+    namespace = noetl_namespace(settings.door)
+    if namespace is None:
+        return []
+    # Imported here: a server without this door does not need it.
+    from liveness.doors.noetl.paths import noetl_door
+    from liveness.doors.noetl.settings import NoetlSettingsError, from_environment
+
+    try:
+        return [noetl_door(from_environment(os.environ, namespace, settings.door_noetl_replicas))]
+    except NoetlSettingsError as error:
+        raise DoorUnusable(str(error)) from error
 
 
 def own_follower_settings(settings: Settings) -> tuple[FollowerSettings, ...]:

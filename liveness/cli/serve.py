@@ -94,7 +94,12 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
     "--door",
     metavar="DOOR",
     multiple=True,
-    help="A door for clients of other systems: pgai=postgresql://… follows pgai's workers. May be repeated.  [default: none]",
+    help="A door for clients of other systems: noetl, or pgai=postgresql://…; may be repeated.  [default: none]",
+)
+@click.option(
+    "--door-noetl-replicas",
+    metavar="WHAT",
+    help="Second processes under a name of NoETL's: show, refuse or number.  [default: show]",
 )
 @click.option(
     "--door-pgai-hints",

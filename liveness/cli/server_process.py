@@ -21,7 +21,7 @@ from liveness.cli.bridge_process import (
     start_own_bridge,
 )
 from liveness.cli.descriptor_limit import raise_descriptor_limit
-from liveness.cli.door_process import DoorUnusable, own_follower_settings, start_own_followers
+from liveness.cli.door_process import DoorUnusable, http_doors, own_follower_settings, start_own_followers
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
@@ -54,6 +54,7 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     bridge_settings = own_bridge_settings(settings)
     follower_settings = own_follower_settings(settings)
+    doors = http_doors(settings)
     server = Server(settings, clock=clock)
     # Bind before the database is opened: a server must not take shards and then find its port in use.
     listen_address = bind_http(settings.http)
@@ -80,6 +81,7 @@ async def serve(
                 hosts=settings.http_hosts,
                 metrics=server.metrics,
                 asks_callers=settings.auth == "on",
+                doors=doors,
             )
         except HttpListenFailed:
             await server.stop()

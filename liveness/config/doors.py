@@ -8,12 +8,14 @@ from urllib.parse import urlsplit
 
 from liveness.config.durations import parse_ms
 from liveness.config.formats import is_name, without_password
-from liveness.config.setting_types import SettingsError, SettingType, string_setting
+from liveness.config.setting_types import SettingsError, SettingType, choice_setting, string_setting
 
 if TYPE_CHECKING:
     from liveness.config.settings import Settings
 
 PGAI = "pgai"
+NOETL = "noetl"
+NOETL_REPLICAS = ("show", "refuse", "number")
 SERVICE = "service="
 HINTS_OFF = "off"
 HINTS_MS_MIN = 1_000
@@ -49,9 +51,16 @@ def _pgai_door(value: str) -> PgaiDoor:
     return PgaiDoor(namespace.removeprefix(":") if namespace else PGAI, dsn)
 
 
-_KINDS: Mapping[str, Callable[[str], bool]] = {PGAI: _is_pgai}
+def _is_noetl(argument: str) -> bool:
+    return not argument or (argument.startswith(":") and is_name(argument[1:]))
+
+
+_KINDS: Mapping[str, Callable[[str], bool]] = {PGAI: _is_pgai, NOETL: _is_noetl}
 """The doors that there are: whether what follows the name is valid."""
-EXPECTED = "pgai=postgresql://USER@HOST/DATABASE, pgai=service=NAME or pgai:NAMESPACE=…, or several; in a variable with spaces between them"
+EXPECTED = (
+    "noetl, noetl:NAMESPACE, pgai=postgresql://USER@HOST/DATABASE, pgai=service=NAME or pgai:NAMESPACE=…, or several; in a "
+    "variable with spaces between them"
+)
 
 
 def _is_duration(text: str, ms_min: int) -> bool:
@@ -84,6 +93,7 @@ def _display(value: object) -> str:
 
 SETTING_TYPES: Mapping[str, SettingType] = {
     "door": SettingType(_parse, EXPECTED, _display),
+    "door_noetl_replicas": choice_setting(*NOETL_REPLICAS),
     "door_pgai_hints": string_setting(
         lambda text: text == HINTS_OFF or _is_duration(text, HINTS_MS_MIN),
         "off, or a duration of at least 1s, like 2s",
@@ -96,8 +106,16 @@ def pgai_doors(doors: tuple[str, ...]) -> tuple[PgaiDoor, ...]:
     return tuple(_pgai_door(door.removeprefix(PGAI)) for door in doors if door.startswith(PGAI))
 
 
+def noetl_namespace(doors: tuple[str, ...]) -> str | None:
+    """Where clients of NoETL register; None if that door is closed."""
+    found = [door.removeprefix(NOETL).removeprefix(":") or NOETL for door in doors if door.startswith(NOETL)]
+    return found[0] if found else None
+
+
 def check(settings: Settings) -> None:
-    """Raise `SettingsError` if two databases are followed into one namespace, or into one that is not served."""
+    """Raise `SettingsError` if two databases are followed into one namespace, or into one that is not served, or if a door cannot
+    be opened."""
+    _check_noetl(settings)
     seen: set[str] = set()
     namespaces = settings.namespaces
     for door in pgai_doors(settings.door):
@@ -111,3 +129,23 @@ def check(settings: Settings) -> None:
                 f"{', '.join(namespaces)}."
             )
         seen.add(door.namespace)
+
+
+def _check_noetl(settings: Settings) -> None:
+    opened = [door for door in settings.door if door.startswith(NOETL)]
+    if not opened:
+        if settings.door_noetl_replicas != NOETL_REPLICAS[0]:
+            raise SettingsError("door_noetl_replicas is set, but that door is closed; set door to noetl.")
+        return
+    if len(opened) > 1:
+        raise SettingsError(
+            f"door has {opened[0]} and {opened[1]}, but its paths lead to one namespace; name one."
+        )
+    if settings.http == "off":
+        raise SettingsError("door has noetl, which needs HTTP; set http to HOST:PORT.")
+    namespace = noetl_namespace(settings.door)
+    if settings.namespaces and namespace not in settings.namespaces:
+        raise SettingsError(
+            f"door has namespace {namespace}, but it is not among the namespaces that are served: "
+            f"{', '.join(settings.namespaces)}."
+        )

@@ -204,6 +204,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a pgai worker counts as alive after its heartbeat session ended, or off."""
     door_pgai_restart_allowance: str = "1h"
     """For how long after a restart of their database the silence of pgai workers means nothing."""
+    door_noetl_replicas: str = "show"
+    """What happens to a second process that registers a name of NoETL's: it is shown, refused, or gets a number."""
     relay: tuple[str, ...] = ()
     """The brokers of a NATS cluster to which reschedules are published; empty: none."""
     relay_creds_file: str = ""

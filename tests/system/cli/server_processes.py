@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -67,13 +67,15 @@ def first_address(output: IO[str]) -> tuple[str, list[str]]:
 
 
 @contextmanager
-def child_process(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that is always ended with SIGTERM and waited for."""
+def child_process(
+    command: list[str], folder: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that is always ended with SIGTERM and waited for. `variables`: further ones of its environment."""
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment(),
+            env={**environment(), **(variables or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -125,7 +125,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         principal_connections_max = 0
         namespaces = ["default", "orders"]
         webhook_url = "https://engine.example/reschedules"
-        http = "off"
+        http = "127.0.0.1:7481"
         http_hosts = ["liveness.example"]
         tls_cert_file = "server.pem"
         tls_key_file = "server.key"
@@ -152,13 +152,14 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         bridge_skip = ["slow-*", "type:upload"]
         bridge_only = ["type:*"]
         bridge_temporal_ui = "https://temporal.example"
+        door_noetl_replicas = "number"
         relay = ["nats://a.example:4222", "tls://b.example"]
         relay_creds_file = "nats.creds"
         relay_queues = ["default/*"]
         relay_events = true
         relay_stream = "ORDERS"
         relay_replicas = 3
-        door = ["pgai:orders=postgresql://liveness@db.example/app"]
+        door = ["noetl:etl", "pgai:orders=postgresql://liveness@db.example/app"]
         door_pgai_hints = "3s"
         door_pgai_restart_allowance = "30m"
         """.replace("SECRET_FILE", str(secret_file)),
