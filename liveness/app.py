@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from random import Random
 from types import TracebackType
@@ -556,8 +556,10 @@ class Server:
         """None if nobody is asked who calls."""
         return None if self._authentication is None else self._authentication.authenticator
 
-    def self_registration(self, http_url: str) -> SelfRegistration:
-        """The registration of this process, and of its relay, as components."""
+    def self_registration(
+        self, http_url: str, others: Iterable[registry_service_pb2.RegisterRequest] = ()
+    ) -> SelfRegistration:
+        """The registration of this process, of its relay and of `others` in it as components."""
         settings, platform = self._settings, self._platform
         where = (self.address, platform.host, platform.process_id)
         uri = f"grpc://{_advertised_address(self.address, platform.host)}"
@@ -568,7 +570,7 @@ class Server:
         return SelfRegistration(
             self._clock,
             self.own_calls,
-            [node] if self._relay is None else [node, relay],
+            [node, *([] if self._relay is None else [relay]), *others],
             service=self.registry,
             admit=self.node.policies.admit,
             asks_callers=settings.auth == "on",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,11 @@ from liveness.config.settings import Settings, load_client_settings
 from liveness.http.listen_address import loopback_address
 
 if TYPE_CHECKING:
+    from liveness.doors.noetl.settings import NoetlSettings
     from liveness.doors.pgai.follower import PgaiFollower
     from liveness.doors.pgai.settings import FollowerSettings
     from liveness.http.server import Door
+    from liveness.v1.registry_service_pb2 import RegisterRequest
 
 logger = structlog.get_logger("liveness.door")
 
@@ -26,19 +29,35 @@ class DoorUnusable(Exception):
     """The message says why a server cannot open a door."""
 
 
-def http_doors(settings: Settings) -> list[Door]:
-    """Raises DoorUnusable."""
+def noetl_settings(settings: Settings) -> NoetlSettings | None:
+    """None if that door is closed. Raises DoorUnusable."""
     namespace = noetl_namespace(settings.door)
     if namespace is None:
-        return []
+        return None
     # Imported here: a server without this door does not need it.
-    from liveness.doors.noetl.paths import noetl_door
     from liveness.doors.noetl.settings import NoetlSettingsError, from_environment
 
     try:
-        return [noetl_door(from_environment(os.environ, namespace, settings.door_noetl_replicas))]
+        return from_environment(os.environ, namespace, settings.door_noetl_replicas)
     except NoetlSettingsError as error:
         raise DoorUnusable(str(error)) from error
+
+
+def http_doors(noetl: NoetlSettings | None) -> list[Door]:
+    if noetl is None:
+        return []
+    from liveness.doors.noetl.paths import noetl_door
+
+    return [noetl_door(noetl)]
+
+
+def own_entries(noetl: NoetlSettings | None, url: str) -> list[RegisterRequest]:
+    """As what the doors' clients expect the server to be registered."""
+    if noetl is None:
+        return []
+    from liveness.doors.noetl.bodies import own_registration
+
+    return [own_registration(noetl, url, socket.gethostname(), os.getpid())]
 
 
 def own_follower_settings(settings: Settings) -> tuple[FollowerSettings, ...]:

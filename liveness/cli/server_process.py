@@ -21,7 +21,14 @@ from liveness.cli.bridge_process import (
     start_own_bridge,
 )
 from liveness.cli.descriptor_limit import raise_descriptor_limit
-from liveness.cli.door_process import DoorUnusable, http_doors, own_follower_settings, start_own_followers
+from liveness.cli.door_process import (
+    DoorUnusable,
+    http_doors,
+    noetl_settings,
+    own_entries,
+    own_follower_settings,
+    start_own_followers,
+)
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
@@ -54,7 +61,7 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     bridge_settings = own_bridge_settings(settings)
     follower_settings = own_follower_settings(settings)
-    doors = http_doors(settings)
+    noetl = noetl_settings(settings)
     server = Server(settings, clock=clock)
     # Bind before the database is opened: a server must not take shards and then find its port in use.
     listen_address = bind_http(settings.http)
@@ -81,7 +88,7 @@ async def serve(
                 hosts=settings.http_hosts,
                 metrics=server.metrics,
                 asks_callers=settings.auth == "on",
-                doors=doors,
+                doors=http_doors(noetl),
             )
         except HttpListenFailed:
             await server.stop()
@@ -95,7 +102,9 @@ async def serve(
         await server.stop()
         raise
     url = "" if http_server is None else http_server.url
-    registration = server.self_registration(url) if settings.register_self == "on" else None
+    registration = (
+        server.self_registration(url, own_entries(noetl, url)) if settings.register_self == "on" else None
+    )
     if registration is not None:
         registration.start()
     if registration is not None and bridge is not None and bridge_settings is not None:

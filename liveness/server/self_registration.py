@@ -25,7 +25,7 @@ from liveness.domain.errors import (
 )
 from liveness.network_addresses import split_address
 from liveness.routing.own_calls import OwnCalls
-from liveness.security.grants import parse_grants
+from liveness.security.grants import Grant, Role
 from liveness.security.principal import Caller, Principal, current_caller
 from liveness.store.errors import StoreError
 from liveness.v1 import registry_service_pb2 as pb
@@ -147,7 +147,8 @@ class SelfRegistration:
     def _call_as_itself(self) -> None:
         """Each task has its own context."""
         if self._asks_callers:
-            grants = parse_grants(f"worker:{NAMESPACE}")
+            namespaces = dict.fromkeys(component.namespace for component in self._components)
+            grants = {Grant(Role.WORKER, namespace): None for namespace in namespaces}
             current_caller.set(Caller(Principal("server:liveness", grants)))
 
     async def _call(self, request: Any) -> Any:

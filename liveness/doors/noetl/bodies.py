@@ -18,7 +18,8 @@ import msgspec
 
 from liveness.domain.errors import InvalidField
 from liveness.doors.noetl.settings import CAPACITY_MAX, NoetlSettings
-from liveness.v1 import registry_pb2, registry_service_pb2
+from liveness.v1 import registry_pb2
+from liveness.v1.registry_service_pb2 import RegisterRequest
 
 POOL = "worker_pool"
 SERVER = "server_api"
@@ -38,7 +39,7 @@ class Registration(NamedTuple):
     runtime: str
     session: str
     """HOST:PID; empty if it does not say both."""
-    request: registry_service_pb2.RegisterRequest
+    request: RegisterRequest
 
 
 def parse_body(content: bytes) -> Body:
@@ -123,11 +124,27 @@ def registration_of_heartbeat(body: Body, name: str, settings: NoetlSettings) ->
     )  # fmt: skip
 
 
+def own_registration(settings: NoetlSettings, url: str, host: str, process_id: int) -> RegisterRequest:
+    """The server itself, as NoETL's own server registers."""
+    request = RegisterRequest(
+        namespace=settings.namespace,
+        worker_instance_key=key_of(SERVER, settings.server_name),
+        session_id=f"{host}:{process_id}",
+        uri=url,
+        runtime_json='{"type":"server"}',
+        host_name=host,
+        process_id=str(process_id),
+    )
+    request.lease_duration.FromMilliseconds(settings.offline_after_ms)
+    request.expected_interval.FromMilliseconds(settings.sweep_interval_ms)
+    return request
+
+
 def _registration(
     kind: str, name: str, runtime: str, settings: NoetlSettings, *,
     uri: str, status: str, capacity: int | None, labels: Mapping[str, str], pid: str, host: str, told: Body,
 ) -> Registration:  # fmt: skip
-    request = registry_service_pb2.RegisterRequest(
+    request = RegisterRequest(
         namespace=settings.namespace, worker_instance_key=key_of(kind, name), uri=uri, status=status, labels=labels,
         host_name=host, process_id=pid,
     )  # fmt: skip

@@ -358,6 +358,8 @@ def _limit(text: str) -> int:
 
 
 def noetl_door(settings: NoetlSettings) -> Callable[[GrpcClient, BodyReader], PathHandlers]:
+    """The door as `HttpServer` opens it."""
+
     def open_door(grpc_client: GrpcClient, body_reader: BodyReader) -> PathHandlers:
         return NoetlPaths(settings, grpc_client, body_reader).handlers()
 

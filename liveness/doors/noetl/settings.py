@@ -34,11 +34,9 @@ class NoetlSettings(NamedTuple):
     auto_recreate: bool = True
     """Register a component anew that heartbeats and is not known."""
     server_name: str = "server"
-    """The entry of the door itself, of kind server_api."""
+    """Under which the server itself is registered, with the kind server_api."""
     sweep_interval_ms: int = 15_000
-    """How often the door renews its own entry. Nothing is swept: leases end by their own timers."""
-    metrics_interval_ms: int = 60_000
-    """How often the door reports metrics of its own; 0: never."""
+    """How often the server is heard itself. Nothing is swept: leases end by their own timers."""
     heartbeat_interval_ms: int = 15_000
     """How often clients are expected to be heard."""
     pool_name: str = ""
@@ -77,7 +75,6 @@ def from_environment(
         auto_recreate=read("NOETL_AUTO_RECREATE_RUNTIME", True, _boolean, "true or false"),
         server_name=name("NOETL_SERVER_NAME", f"server-{socket.gethostname()}"),
         sweep_interval_ms=seconds("NOETL_SERVER_SWEEP_INTERVAL", 15, 1),
-        metrics_interval_ms=seconds("NOETL_SERVER_METRICS_INTERVAL", 60, 0),
         heartbeat_interval_ms=seconds("NOETL_WORKER_HEARTBEAT_INTERVAL", 15, 1),
         pool_name=name("NOETL_WORKER_POOL_NAME", ""),
         pool_runtime=name("NOETL_WORKER_POOL_RUNTIME", "cpu").lower(),

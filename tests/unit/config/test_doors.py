@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from liveness.config.doors import PgaiDoor, pgai_doors
+from liveness.config.doors import PgaiDoor, noetl_namespace, pgai_doors
 from liveness.config.settings import Settings, SettingsError, load_pgai_dsn, load_settings
 
 URL = "postgresql://liveness@db.example/app"
@@ -36,10 +36,13 @@ def test_a_variable_separates_doors_with_spaces_because_urls_may_have_commas() -
         "noel=x",
         "pgai=service=",
         "pgai=a\nb",
+        "noetl:",
+        "noetl=x",
+        "noetl:a\nb",
     ],
 )
 def test_what_is_no_door_is_refused_in_one_sentence(door: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"^flag --door is .*, but must be pgai=postgresql://.*\.$"):
+    with pytest.raises(SettingsError, match=r"^flag --door is .*, but must be noetl, .*pgai=postgresql://.*\.$"):
         load_settings({"door": (door,)}, {})
 
 
@@ -73,3 +76,17 @@ def test_the_database_of_the_command_comes_from_its_flag_or_variable() -> None:
             load_pgai_dsn(dsn, environ)
         assert "postgresql://USER@HOST:PORT/DATABASE" in str(raised.value)
         assert "hunter2" not in str(raised.value)
+
+
+def test_the_door_for_noetl_has_one_namespace_and_needs_http() -> None:
+    assert noetl_namespace(Settings(door=("noetl",)).door) == "noetl"
+    assert noetl_namespace(Settings(door=("noetl:etl",)).door) == "etl"
+    assert noetl_namespace(Settings().door) is None
+    with pytest.raises(SettingsError, match="needs HTTP; set http to HOST:PORT"):
+        Settings(door=("noetl",), http="off")
+    with pytest.raises(SettingsError, match="lead to one namespace; name one"):
+        Settings(door=("noetl", "noetl:etl"))
+    with pytest.raises(SettingsError, match="door has namespace noetl, but it is not among"):
+        Settings(door=("noetl",), namespaces=("orders",))
+    with pytest.raises(SettingsError, match="that door is closed; set door to noetl"):
+        Settings(door_noetl_replicas="refuse")

@@ -159,7 +159,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         relay_events = true
         relay_stream = "ORDERS"
         relay_replicas = 3
-        door = ["noetl:etl", "pgai:orders=postgresql://liveness@db.example/app"]
+        door = ["noetl:default", "pgai:orders=postgresql://liveness@db.example/app"]
         door_pgai_hints = "3s"
         door_pgai_restart_allowance = "30m"
         """.replace("SECRET_FILE", str(secret_file)),
