@@ -13,7 +13,11 @@ from tests.system.http.test_process import port_in
 
 async def test_the_server_is_registered_beside_its_pools(tmp_path: Path) -> None:
     flags = ("--listen", "127.0.0.1:0", "--shards", "2", "--http", "127.0.0.1:0", "--door", "noetl:etl")
-    variables = {"NOETL_SERVER_NAME": "server-x", "NOETL_WORKER_CAPACITY": "4"}
+    variables = {
+        "NOETL_SERVER_NAME": "server-x",
+        "NOETL_WORKER_CAPACITY": "4",
+        "LIVENESS_REGISTER_SELF": "on",
+    }
     with child_process(liveness_command("serve", *flags), tmp_path, variables) as process:
         assert process.stdout is not None
         client = Client(port_in(process.stdout))
