@@ -17,6 +17,7 @@ from bench.rows import (
     latency,
     lateness,
     mass_expiry,
+    registered_components,
     supervision,
     temporal_bridge,
     tracked_workers,
@@ -52,6 +53,7 @@ FAMILIES = (
     Family("cluster", cluster.NAMES, cluster.measure),
     Family("take-over", take_over.NAMES, take_over.measure),
     Family("moving on", failover_latency.NAMES, failover_latency.measure),
+    Family("registry", registered_components.NAMES, registered_components.measure),
     Family("idle supervisor", supervision.IDLE_NAMES, supervision.measure_idle),
     Family("killed process", supervision.KILLED_NAMES, supervision.measure_killed),
 )

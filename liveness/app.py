@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from random import Random
 from types import TracebackType
@@ -32,6 +32,7 @@ from liveness.dispatch.reconciler import BindingReconciler
 from liveness.dispatch.remote import RemoteOwnershipResponder
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
+from liveness.integrations.otlp_metrics import OtlpMetricsForwarder, OtlpNotInstalled
 from liveness.integrations.relay.broker import Broker, BrokerConfig, NatsClientMissing, no_publishes
 from liveness.integrations.relay.relay import Relay
 from liveness.integrations.webhook.sink import sink_selector as webhook_sink_selector
@@ -39,6 +40,7 @@ from liveness.network_addresses import split_address
 from liveness.routing.channels import ChannelPool
 from liveness.routing.forwarded_calls import ForwardedCalls
 from liveness.routing.gateway import Gateway
+from liveness.routing.own_calls import OwnCalls
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
 from liveness.security.audit import AuditLog
@@ -56,6 +58,7 @@ from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
 from liveness.server.attach_streams import AttachStreams
 from liveness.server.cluster_service import ClusterService
+from liveness.server.component_metrics_service import ComponentMetricsService
 from liveness.server.component_orders import SupervisorMail
 from liveness.server.component_service import ComponentService
 from liveness.server.event_feed import EventFeed
@@ -64,11 +67,15 @@ from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.listener_options import peer_options, server_options
 from liveness.server.liveness_service import LivenessService
+from liveness.server.metrics_writer import TRANSACTION_INTERVAL_MS, MetricsWriter
 from liveness.server.oversight import Oversight
 from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
+from liveness.server.progress_service import ProgressService
 from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
+from liveness.server.registry_service import RegistryService
 from liveness.server.remote_nodes import RemoteNodes
+from liveness.server.self_registration import SelfRegistration, own_component
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.server.wire import event_json, event_json_without_sessions
 from liveness.store.codec import LogEntry
@@ -95,7 +102,16 @@ from liveness.telemetry.metric_types import Metric
 from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.prometheus import PrometheusExporter
 from liveness.telemetry.telemetry import ClusterStatus, Telemetry
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, component_service_pb2, service_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    cluster_pb2,
+    component_metrics_service_pb2,
+    component_service_pb2,
+    progress_service_pb2,
+    registry_service_pb2,
+    service_pb2,
+)
 from liveness.version import VERSION
 
 logger = structlog.get_logger("liveness.app")
@@ -107,6 +123,9 @@ SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
+    component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
+    registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
+    progress_service_pb2.DESCRIPTOR.services_by_name["ProgressService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
@@ -121,6 +140,12 @@ class ListenFailed(StoreUnusable):
 
 class RelayUnusable(StoreUnusable):
     template = "The server cannot relay: {detail}."
+
+    detail: str
+
+
+class ForwardingUnusable(StoreUnusable):
+    template = "The server cannot forward metrics of components: {detail}."
 
     detail: str
 
@@ -151,6 +176,7 @@ class Server:
         self._node_id = f"{platform.host}:{platform.process_id}:{self._random.randbytes(4).hex()}"
         self._tracer = create_tracer(settings.traces, service="liveness-server", instance=self._node_id)
         self._broker = make_broker(settings, self._clock, self._random)
+        self._metrics_forwarder = make_metrics_forwarder(settings, self._clock)
         self._given_sink_selector = select_sink
         self.tls = make_listener_tls(settings, self._clock)
         """None if the listeners use plain text."""
@@ -197,6 +223,8 @@ class Server:
         settings = self._settings
         if self._tracer is not None:
             stack.push_async_callback(self._tracer.close)
+        if self._metrics_forwarder is not None:
+            stack.push_async_callback(self._metrics_forwarder.close)
         self.store = await open_store(settings, self._node_id, self._platform)
         stack.push_async_callback(self.store.close)
         stack.push_async_callback(self._unbind)
@@ -276,6 +304,7 @@ class Server:
             self.maintenance.stop,
             self._tasks.close,
             self.audit.close,
+            self.metrics_writer.close,
             # Background work that decides or asks other nodes ends before the node's last commit.
             self.membership.close,
             *([self.cluster_service.close] if self.cluster_address else []),
@@ -394,6 +423,13 @@ class Server:
         self._suspicion = SuspicionCounters(self._clock)
         self._limits = principal_limits(settings, self._clock)
         self.audit = AuditLog(self.store, self._clock)
+        forwarder = self._metrics_forwarder
+        self.metrics_writer = MetricsWriter(
+            self.store,
+            self._clock,
+            interval_ms=TRANSACTION_INTERVAL_MS if self._self_driven else 0,
+            on_stored=(lambda reports: None) if forwarder is None else forwarder.forward,
+        )
         self._oversight = Oversight(
             self._suspicion,
             self._limits,
@@ -433,6 +469,10 @@ class Server:
             relay_missed=lambda: (
                 relay.events.deleted_unpublished if relay is not None and relay.events is not None else 0
             ),
+            component_samples=lambda: {
+                **self.metrics_writer.outcomes,
+                **({} if forwarder is None else forwarder.outcomes()),
+            },
             relay_publishes=no_publishes if broker is None else lambda: broker.publishes,
             cluster=self._cluster_status,
             suspicion=self._suspicion,
@@ -460,6 +500,7 @@ class Server:
             relay_name=self._relay.relay_name if self._relay is not None else None,
             database_bytes_max=settings.database_bytes_max,
             audit_retention_ms=int(settings.audit_retention_s * 1_000),
+            component_metrics_retention_ms=int(settings.component_metrics_retention_s * 1_000),
         )
         self._health = Health(
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: self.membership.is_ready}
@@ -476,6 +517,7 @@ class Server:
             on_cut_off=self._on_cut_off,
         )
         self.gateway = None if is_single_node else self._make_gateway()
+        self.own_calls = OwnCalls(self.gateway, self._clock)
         self.fleet = Fleet(
             node,
             self.telemetry,
@@ -514,15 +556,41 @@ class Server:
         """None if nobody is asked who calls."""
         return None if self._authentication is None else self._authentication.authenticator
 
+    def self_registration(
+        self, http_url: str, others: Iterable[registry_service_pb2.RegisterRequest] = ()
+    ) -> SelfRegistration:
+        """The registration of this process, of its relay and of `others` in it as components."""
+        settings, platform = self._settings, self._platform
+        where = (self.address, platform.host, platform.process_id)
+        uri = f"grpc://{_advertised_address(self.address, platform.host)}"
+        node = own_component(
+            "server_api", "node", *where, uri, http=http_url, cluster=self.cluster_address, node=self._node_id
+        )
+        relay = own_component("broker", "relay", *where, ",".join(map(without_credentials, settings.relay)))
+        return SelfRegistration(
+            self._clock,
+            self.own_calls,
+            [node, *([] if self._relay is None else [relay]), *others],
+            service=self.registry,
+            admit=self.node.policies.admit,
+            asks_callers=settings.auth == "on",
+        )
+
     def _register_services(self) -> None:
         node = self.node
         workers = LivenessService(
             node, self.feed, self.streams, self._random, self.telemetry, self.quotas, self.all_nodes
         )
+        self.registry = RegistryService(
+            node, self.telemetry, workers.rate_limits, self.quotas, self.all_nodes, self.own_calls
+        )
         services = (
             workers,
             ActivityService(node, self.ownership, self.matching, self.telemetry),
             ComponentService(node, workers, self.supervisor_mail),
+            ComponentMetricsService(node, self.store, self.metrics_writer),
+            self.registry,
+            ProgressService(node, self.telemetry, self.quotas, self.all_nodes),
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens,
@@ -745,6 +813,15 @@ def make_broker(settings: Settings, clock: Clock, random: Random) -> Broker | No
         return Broker(config, clock, random)
     except NatsClientMissing as error:
         raise RelayUnusable(detail=str(error)) from error
+
+
+def make_metrics_forwarder(settings: Settings, clock: Clock) -> OtlpMetricsForwarder | None:
+    if not settings.component_metrics_otlp:
+        return None
+    try:
+        return OtlpMetricsForwarder(settings.component_metrics_otlp, clock)
+    except OtlpNotInstalled as error:
+        raise ForwardingUnusable(detail=str(error)) from error
 
 
 def make_store(settings: Settings, owner: str = "", platform: Platform = THIS_PLATFORM) -> SqlStore:

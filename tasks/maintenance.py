@@ -13,7 +13,7 @@ from liveness.domain.errors import LivenessError
 from liveness.engine.node import Node
 from liveness.engine.policies import ALL_NAMESPACES
 from liveness.store.api import UnpublishedRetention
-from liveness.store.codec import BINDING_KINDS
+from liveness.store.codec import SHORT_LIVED_KINDS
 from liveness.store.errors import StoreError
 
 logger = structlog.get_logger("liveness.maintenance")
@@ -33,12 +33,14 @@ class Maintenance:
         relay_name: str | None = None,
         database_bytes_max: int = 0,
         audit_retention_ms: int = 0,
+        component_metrics_retention_ms: int = 0,
     ) -> None:
         """`relay_name`: the relay that must have published an event before the event is deleted. `database_bytes_max`: if
         the database holds more, the oldest events are deleted before their time; 0 for no limit. `audit_retention_ms`: 0 to
-        keep the audit for ever."""
+        keep the audit for ever. `component_metrics_retention_ms`: the same for metrics of components."""
         self._node = node
         self._audit_retention_ms = audit_retention_ms
+        self._component_metrics_retention_ms = component_metrics_retention_ms
         self._database_bytes_max = database_bytes_max
         self._relay_name = relay_name
         self._task_retention_ms = task_retention_ms
@@ -81,7 +83,7 @@ class Maintenance:
             self._owned_epochs(),
             *cutoffs("binding_retention_ms"),
             unpublished=unpublished,
-            kinds=BINDING_KINDS,
+            kinds=SHORT_LIVED_KINDS,
         )
         if self._database_bytes_max:
             await self._enforce_size(unpublished)
@@ -89,9 +91,8 @@ class Maintenance:
             self._owned_epochs(), *cutoffs("activity_retention_ms")
         )
         tasks = await node.store.prune_tasks(self._owned_epochs(), wall_ms - self._task_retention_ms)
-        if self._audit_retention_ms and node.serves(0):  # its owner does that for all nodes
-            owned = {0: node.shard_by_id(0).epoch}
-            await node.store.prune_audit(owned, wall_ms - self._audit_retention_ms)
+        if node.serves(0):
+            await self._prune_for_all_nodes({0: node.shard_by_id(0).epoch}, wall_ms)
         logger.debug(
             "retention applied",
             tombstones=forgotten_count,
@@ -99,6 +100,14 @@ class Maintenance:
             activities=activities,
             tasks=tasks,
         )
+
+    async def _prune_for_all_nodes(self, owned: dict[int, int], wall_ms: int) -> None:
+        """Delete what belongs to no shard. The owner of the first shard does that."""
+        store = self._node.store
+        if self._audit_retention_ms:
+            await store.prune_audit(owned, wall_ms - self._audit_retention_ms)
+        if self._component_metrics_retention_ms:
+            await store.prune_samples(owned, wall_ms - self._component_metrics_retention_ms)
 
     async def _prune_deaths(
         self, cutoffs: dict[str, int], default_cutoff: int, unpublished: UnpublishedRetention | None
@@ -116,21 +125,23 @@ class Maintenance:
         )
 
     async def _enforce_size(self, unpublished: UnpublishedRetention | None) -> None:
-        """Delete the oldest events, changes of bindings first, if the database holds more than it may. Each node deletes the
-        share of its shards."""
+        """If the database holds more than it may, delete the oldest samples of components' metrics, then the oldest
+        short-lived events, then the oldest others. Each node deletes the share of its shards, and the owner of the first shard the samples."""
         node = self._node
         size = (await node.store.read_storage(node.clock.wall_ms())).size
         owned = self._owned_epochs()
         excess = (size.used_bytes - self._database_bytes_max) * len(owned) // node.shard_count
         freed = 0
-        for kinds in (BINDING_KINDS, ()):
+        if excess > 0 and 0 in owned:
+            freed = await node.store.delete_oldest_samples({0: owned[0]}, excess)
+        for kinds in (SHORT_LIVED_KINDS, ()):
             if freed < excess:
                 freed += await node.store.delete_oldest_events(
                     owned, excess - freed, unpublished, kinds=kinds
                 )
         if freed:
             logger.warning(
-                "events deleted before their time, because the database exceeds database_bytes_max",
+                "samples and events deleted before their time, because the database exceeds database_bytes_max",
                 bytes=size.used_bytes,
                 bytes_max=self._database_bytes_max,
                 bytes_freed=freed,

@@ -28,12 +28,16 @@ COMMANDS = {
     "supervise": CommandEntry(
         "supervise", "Run a command in one or more processes, watch them, and start again what crashes."
     ),
+    "pgai": CommandEntry("pgai", "Install pgai's worker tracking in a PostgreSQL database."),
     "bridge": CommandEntry("bridge", "Run a proxy between another engine and its workers."),
     "demo": CommandEntry("demo", "Watch workers die and their work move to others."),
     "top": CommandEntry("top", "Show the fleet in a live view: workers, rates and alerts."),
     "watch": CommandEntry("watch", "Show events as they happen."),
     "workers": CommandEntry("workers", "List, pause, drain, expire and forget workers."),
     "components": CommandEntry("components", "List, restart, stop, pause and scale supervised processes."),
+    "metrics": CommandEntry("metrics", "Report and query numbers that components report about themselves."),
+    "registry": CommandEntry("registry", "List registered components: worker pools, servers, brokers."),
+    "progress": CommandEntry("progress", "Show how far units of work are, and forget units."),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),

@@ -8,7 +8,7 @@ import click
 
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_fields, print_json
-from liveness.cli.progress import progress_bar
+from liveness.cli.progress_bar import progress_bar
 from liveness.cli.serve import settings_from_flags
 from liveness.cli.server_parts import needs_server_parts
 from liveness.cli.shared_options import json_option

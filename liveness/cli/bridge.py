@@ -40,6 +40,13 @@ def bridge() -> None:
 @bridge_options()
 @click.option("--metrics", metavar="HOST:PORT", default="", help="Serve metrics there.  [default: off]")
 @click.option(
+    "--register-self",
+    type=click.Choice(("on", "off")),
+    default="on",
+    show_default=True,
+    help="on: list this bridge in the registry, in the namespace liveness.",
+)
+@click.option(
     "--insecure", is_flag=True, help="Lend the bridge's own credential to everyone who can connect."
 )
 @click.option(
@@ -49,7 +56,7 @@ def bridge() -> None:
     "--log-format", metavar="FORMAT", default="auto", show_default=True, help="auto, console or json."
 )
 @needs_server_parts
-def temporal(*, metrics: str, log_level: str, log_format: str, **flags: Any) -> None:
+def temporal(*, metrics: str, register_self: str, log_level: str, log_format: str, **flags: Any) -> None:
     """Stand between Temporal and its workers, so that the activities of a lost worker are retried within seconds.
 
     Point workers at the bridge instead of at Temporal; they need no other change. Everything passes unchanged. Activities of
@@ -74,7 +81,9 @@ def temporal(*, metrics: str, log_level: str, log_format: str, **flags: Any) -> 
             click.echo(banner(settings, address))
 
     try:
-        code = asyncio.run(run_bridge(settings, on_ready, metrics, log_level, log_format))
+        code = asyncio.run(
+            run_bridge(settings, on_ready, metrics, log_level, log_format, registers=register_self == "on")
+        )
     except KeyboardInterrupt:
         code = INTERRUPTED
     except (ListenFailed, InvalidCredentials) as error:

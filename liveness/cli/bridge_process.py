@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from liveness.cli.errors import UsageError
 from liveness.config.settings import Settings, load_client_settings
 from liveness.http.listen_address import loopback_address
 from liveness.telemetry.logs import configure_logging
+from liveness.version import VERSION
 
 if TYPE_CHECKING:
     from liveness.app import Server
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from liveness.bridges.temporal.settings import BridgeSettings
 
 logger = structlog.get_logger("liveness.bridge")
+
+REGISTRY_NAMESPACE = "liveness"
+GOODBYE_S = 1.0
 
 
 class BridgeUnusable(Exception):
@@ -75,12 +80,45 @@ async def start_own_bridge(settings: BridgeSettings, server: Server) -> Temporal
     return bridge
 
 
+class BridgeRegistration:
+    """A bridge as a component in the registry, for people. It can neither delay nor fail the bridge."""
+
+    def __init__(self, settings: BridgeSettings, address: str) -> None:
+        # Imported here: a server without a bridge does not need it.
+        from liveness.sdk.errors import LivenessSdkError
+        from liveness.sdk.registration import Registration
+
+        name = f"{socket.gethostname()}:{address.rpartition(':')[2]}"
+        self._registration: Registration | None = None
+        try:
+            self._registration = Registration(
+                settings.liveness,
+                f"broker:{name}",
+                namespace=REGISTRY_NAMESPACE,
+                uri=f"grpc://{address}",
+                labels={"component": "bridge"},
+                runtime={"version": VERSION, "upstream": ",".join(settings.upstream)},
+                # Only one process listens there, so the next one goes on as the same.
+                session=name,
+                tls=settings.credentials.tls,
+                token=settings.credentials.token,
+            ).start_soon()
+        except LivenessSdkError as error:
+            logger.warning("this bridge is missing in the registry", why=str(error))
+
+    async def stop(self) -> None:
+        if self._registration is not None:
+            await asyncio.to_thread(self._registration.stop, "it stops", GOODBYE_S)
+
+
 async def run_bridge(
     settings: BridgeSettings,
     on_ready: Callable[[str], None],
     metrics: str,
     log_level: str,
     log_format: str,
+    *,
+    registers: bool = True,
 ) -> int:
     """Run until SIGTERM or SIGINT, and return the exit code. `on_ready` is called with the bridge's address."""
     from liveness.bridges.temporal.bridge import TemporalBridge
@@ -96,8 +134,11 @@ async def run_bridge(
     listener = await start_metrics(metrics, bridge.metrics) if metrics else None
     logger.info("serving", address=bridge.address, upstream=settings.upstream, liveness=settings.liveness)
     on_ready(bridge.address)
+    registration = BridgeRegistration(settings, bridge.address) if registers else None
     await stop.wait()
     logger.info("stopping")
+    if registration is not None:
+        await registration.stop()
     if listener is not None:
         listener.close()
     await bridge.stop()

@@ -29,7 +29,10 @@ from liveness.config.settings import ClientSettings, SettingsError, load_client_
 from liveness.rpc_details import details_from_trailer
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
+from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
+from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
+from liveness.v1.registry_service_pb2_grpc import RegistryServiceStub
 from liveness.v1.service_pb2 import GetServerInfoRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
@@ -85,6 +88,9 @@ class Client:
     admin: AdminServiceStub
     activities: ActivityServiceStub
     components: ComponentServiceStub
+    metrics: ComponentMetricsServiceStub
+    registry: RegistryServiceStub
+    progress: ProgressServiceStub
     addresses: tuple[str, ...]
     """All given addresses; `address` is the first one that answered."""
     credentials: Credentials = field(default_factory=Credentials)
@@ -217,6 +223,9 @@ def connect(
             AdminServiceStub(channel),
             ActivityServiceStub(channel),
             ComponentServiceStub(channel),
+            ComponentMetricsServiceStub(channel),
+            RegistryServiceStub(channel),
+            ProgressServiceStub(channel),
             addresses,
             credentials,
         )

@@ -238,7 +238,7 @@ def _described(event: Event, data: Data) -> EventText:
         parts.append(f"works on {_truncate(data['profile']['current_job'])}")
     if data.get("loop_lag_ms"):
         parts.append(f"its loop has not answered for {humanize_ms(data['loop_lag_ms'])}")
-    if data["last_error"]:
+    if data["last_error"] and data.get("error_reported", True):
         parts.append(f"last error: {_truncate(data['last_error'])}")
     return EventText(
         EventTone.PROBLEM if data["last_error"] else EventTone.MINOR,
@@ -354,6 +354,34 @@ def _component_orders_done(event: Event, data: Data) -> EventText:
     return EventText(EventTone.PROGRESS, event.worker_instance_key, text)
 
 
+def _entry_changed(event: Event, data: Data) -> EventText:
+    facts = [f"at {_truncate(data['uri'])}"] if data["uri"] else []
+    if data["capacity"] is not None:
+        facts.append(f"capacity {data['capacity']}")
+    told = f" ({', '.join(facts)})" if facts else ""
+    return EventText(
+        EventTone.PROGRESS,
+        event.worker_instance_key,
+        f"registers itself as {_truncate(data['status'])}{told}",
+    )
+
+
+def _replica_seen(event: Event, data: Data) -> EventText:
+    text = f"is also registered by {_process(data)}, as a replica"
+    return EventText(EventTone.MINOR, event.worker_instance_key, text)
+
+
+def _process(data: Data) -> str:
+    if not data["host_name"] and not data["process_id"]:
+        return f"session {_truncate(data['session_id'])}"
+    return f"process {_truncate(data['process_id']) or '?'} on {_truncate(data['host_name']) or 'an unnamed host'}"
+
+
+def _replica_left(event: Event, data: Data) -> EventText:
+    text = f"has no replica of session {_truncate(data['session_id'])} any more"
+    return EventText(EventTone.MINOR, event.worker_instance_key, text)
+
+
 def _renewed(event: Event, data: Data) -> EventText:
     if "renewals" in data:
         leases = _count(data["renewals"], "lease was", "leases were")
@@ -443,6 +471,30 @@ def _handed_on(event: Event, data: Data) -> EventText:
     return EventText(EventTone.PROGRESS, _event_activity_name(event, data), "was handed on to another engine")
 
 
+# -- progress
+
+
+def _progress_reported(event: Event, data: Data) -> EventText:
+    parts = (
+        [_count(data["successes"], "success", "successes")] if data["successes"] or not data["error"] else []
+    )
+    if data["error"]:
+        parts.append(f"the error {_truncate(data['error'])}")
+    return EventText(
+        EventTone.PROBLEM if data["error"] else EventTone.MINOR,
+        f"unit {data['unit']}",
+        f"got {' and '.join(parts)} from {data['worker']}",
+    )
+
+
+def _progress_forgotten(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.OPERATOR,
+        f"unit {data['unit']}",
+        f"was forgotten{_by(data)}{_reason_suffix(data['reason'])}",
+    )
+
+
 # -- the rest
 
 
@@ -501,6 +553,9 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "ComponentChanged": _component_changed,
     "ComponentsOrdered": _components_ordered,
     "ComponentOrdersDone": _component_orders_done,
+    "EntryChanged": _entry_changed,
+    "ReplicaSeen": _replica_seen,
+    "ReplicaLeft": _replica_left,
     "ActivityScheduled": _scheduled,
     "ActivityStarted": _started,
     "ActivityCompleted": _completed,
@@ -513,6 +568,8 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "ActivityMadeAvailable": _made_available,
     "ActivityQuarantined": _quarantined,
     "ActivityHandedOn": _handed_on,
+    "ProgressReported": _progress_reported,
+    "ProgressForgotten": _progress_forgotten,
     "ConfigChanged": _config_changed,
     "ShardTaken": _shard_taken,
 }

@@ -12,7 +12,7 @@ import click
 
 from liveness.cli.cluster_options import cluster_tls_options
 from liveness.cli.errors import UsageError, fail_server
-from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name, warn_about_password
+from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name, warn_about_passwords
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
 from liveness.config.settings import SettingsError, host_port
@@ -54,6 +54,11 @@ from liveness.version import VERSION
 )
 @click.option("--auth", metavar="MODE", help="on: every call needs a credential.  [default: off]")
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
+@click.option(
+    "--register-self",
+    metavar="MODE",
+    help="on: list this process in the registry, in the namespace liveness.  [default: on]",
+)
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
@@ -79,7 +84,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     from liveness.store.errors import StoreUnusable
 
     def on_ready(address: str, url: str) -> None:
-        warn_about_password(flags["db"])
+        warn_about_passwords(flags["db"])
         # JSON logs are read by programs; the log contains the address.
         if settings.log_format != "json":
             click.echo(banner(settings, address, url, program_name()))

@@ -49,6 +49,9 @@ async def serve(settings: FrontendSettings, on_ready: Callable[[str, str], None]
             await frontend.stop()
             raise
     url = "" if http_server is None else http_server.url
+    registration = frontend.self_registration(url) if settings.register_self == "on" else None
+    if registration is not None:
+        registration.start()
     logger.info("serving", address=frontend.address, http=url)
     if on_ready is not None:
         on_ready(frontend.address, url)
@@ -56,6 +59,8 @@ async def serve(settings: FrontendSettings, on_ready: Callable[[str, str], None]
     logger.info("stopping")
     if http_server is not None:
         http_server.stop_accepting()
+    if registration is not None:
+        await registration.stop()
     await frontend.stop()
     if http_server is not None:
         await http_server.stop()

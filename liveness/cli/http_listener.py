@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
@@ -14,7 +14,7 @@ from liveness.http.listen_address import ListenAddress, bind_address, loopback_a
 from liveness.store.errors import StoreUnusable
 
 if TYPE_CHECKING:
-    from liveness.http.server import HttpServer
+    from liveness.http.server import Door, HttpServer
     from liveness.security.http_callers import HttpCallers
     from liveness.security.listener_tls import ListenerTls
     from liveness.security.private_listener import PrivateListener
@@ -57,6 +57,7 @@ async def start_http(
     hosts: Collection[str],
     metrics: Callable[[], tuple[bytes, str]],
     asks_callers: bool = False,
+    doors: Sequence[Door] = (),
 ) -> HttpServer:
     """Serve HTTP as a client of this process's own gRPC listener. `http`: the setting, for the error message."""
     from liveness.http.server import HttpServer
@@ -73,6 +74,7 @@ async def start_http(
         ssl_context=None if tls is None else tls.http_context(),
         asks_callers=asks_callers,
         describe_caller=grpc_server.http_callers.describe,
+        doors=doors,
     )
     if tls is not None and by_tls:
         tls.on_changed.append(http_server.reconnect)

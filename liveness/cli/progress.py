@@ -1,26 +1,145 @@
-"""A progress bar for long commands, shown only on a terminal."""
+"""`liveness progress`: list, describe and forget units of work."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import click
+
+from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
+from liveness.cli.output import (
+    format_age,
+    format_time,
+    print_fields,
+    print_json,
+    print_json_array,
+    print_note,
+    print_table,
+    to_json,
+)
+from liveness.cli.shared_options import SharedOptionsGroup
+from liveness.v1.progress_service_pb2 import (
+    ForgetProgressRequest,
+    GetProgressRequest,
+    ListProgressRequest,
+    UnitProgress,
+)
 
 
-@contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that reports progress: the current step, how much is done, and the total."""
-    if not sys.stderr.isatty():
-        yield lambda step, done, total: None
+@click.group(cls=SharedOptionsGroup)
+def progress() -> None:
+    """Show how far units of work are, and forget units.
+
+    A unit is a table, a file or whatever else workers report about, each with the totals of all workers.
+
+    \b
+    Examples:
+      liveness progress list --failing
+      liveness progress describe orders.items
+      liveness progress forget orders.items --reason "the table is gone"
+    """
+
+
+@progress.command("list")
+@click.argument("prefix", default="")
+@click.option("--failing", is_flag=True, help="Only units whose last report was an error.")
+@limit_option
+@client_command()
+def list_(client: Client, *, prefix: str, failing: bool, limit: int, as_json: bool) -> None:
+    """List units of work, ordered by name: all, or those that begin with PREFIX.
+
+    \b
+    Examples:
+      liveness progress list
+      liveness progress list orders. --failing
+      liveness progress list --limit 0 --json | jq -r '.[].unit'
+    """
+    found = client.list_all(
+        client.progress.ListProgress,
+        ListProgressRequest(namespace=client.namespace, prefix=prefix, failing=failing),
+        lambda response: response.units,
+        limit,
+    )
+    if as_json:
+        print_json_array(found)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    rows = [
+        (
+            unit.unit,
+            unit.successes,
+            unit.errors,
+            f"{unit.successes_per_minute:.0f}",
+            format_age(unit, "last_success_time"),
+            format_age(unit, "last_error_time"),
+            unit.last_error,
+        )
+        for unit in found
+    ]
+    if rows:
+        print_table(
+            ("unit", "successes", "errors", "per minute", "last success", "last error", "error"), rows
+        )
+    else:
+        print_note(f"No such unit of work in namespace {client.namespace}.")
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task("")
 
-        def report_progress(step: str, done: int, total: int) -> None:
-            bars.update(bar, description=step, completed=done, total=total)
+@progress.command()
+@click.argument("unit")
+@client_command()
+def describe(client: Client, *, unit: str, as_json: bool) -> None:
+    """Show how far one unit of work is.
 
-        yield report_progress
+    \b
+    Example:
+      liveness progress describe orders.items
+    """
+    request = GetProgressRequest(namespace=client.namespace, unit=unit)
+    found = client.call(client.progress.GetProgress, request).progress
+    if as_json:
+        print_json(to_json(found))
+    else:
+        print_fields(_fields(found))
+
+
+def _fields(unit: UnitProgress) -> list[tuple[str, object]]:
+    return [
+        ("unit", unit.unit),
+        ("namespace", unit.namespace),
+        ("successes", unit.successes),
+        ("errors", unit.errors),
+        ("last minute", f"{unit.successes_per_minute:.0f} successes"),
+        ("last hour", f"{unit.successes_per_hour:.0f} successes"),
+        ("last success", format_time(unit, "last_success_time")),
+        ("by", unit.last_success_worker),
+        ("last error", unit.last_error),
+        ("last error at", format_time(unit, "last_error_time")),
+        ("reported by", unit.last_error_worker),
+        ("first report", format_time(unit, "create_time")),
+        ("last report", format_time(unit, "update_time")),
+    ]
+
+
+@progress.command()
+@click.argument("unit")
+@click.option("--reason", default="", metavar="TEXT", help="The reason; recorded with the event.")
+@confirm_option
+@client_command()
+def forget(client: Client, *, unit: str, reason: str, yes: bool, as_json: bool) -> None:
+    """Remove a unit that nobody works on any more, with its totals. The next report begins it anew.
+
+    \b
+    Example:
+      liveness progress forget orders.items --reason "the table is gone"
+    """
+    if not yes:
+        request = GetProgressRequest(namespace=client.namespace, unit=unit)
+        found = client.call(client.progress.GetProgress, request).progress
+        confirm(
+            f"Forget unit {unit} of namespace {client.namespace} with its {found.successes} successes and {found.errors} errors?"
+        )
+    response = client.call(
+        client.progress.ForgetProgress,
+        ForgetProgressRequest(namespace=client.namespace, unit=unit, reason=reason),
+    )
+    if as_json:
+        print_json(to_json(response))
+    else:
+        print_note(f"Unit {unit} is forgotten.")

@@ -91,6 +91,27 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 )
 @bridge_options(SERVER_PREFIX)
 @click.option(
+    "--door",
+    metavar="DOOR",
+    multiple=True,
+    help="A door for clients of other systems: noetl, or pgai=postgresql://…; may be repeated.  [default: none]",
+)
+@click.option(
+    "--door-noetl-replicas",
+    metavar="WHAT",
+    help="Second processes under a name of NoETL's: show, refuse or number.  [default: show]",
+)
+@click.option(
+    "--door-pgai-hints",
+    metavar="DURATION",
+    help="How long a pgai worker counts as alive after its heartbeat session ended, or off.  [default: 2s]",
+)
+@click.option(
+    "--door-pgai-restart-allowance",
+    metavar="DURATION",
+    help="How long silence means nothing after the database of pgai workers restarted.  [default: 1h]",
+)
+@click.option(
     "--tls-cert-file",
     metavar="FILE",
     help="The certificate for gRPC and HTTP, in PEM format.  [default: no TLS]",
@@ -105,7 +126,17 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
     help="Whether clients must have a certificate: optional or required.  [default: optional]",
 )
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
+@click.option(
+    "--register-self",
+    metavar="MODE",
+    help="on: list this process in the registry, in the namespace liveness.  [default: on]",
+)
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
+@click.option(
+    "--component-metrics-otlp",
+    metavar="URL",
+    help="Forward metrics that components report to an OTLP collector.  [default: off]",
+)
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
 @needs_server_parts
@@ -123,11 +154,14 @@ def serve(*, config: str | None, **flags: Any) -> None:
       LIVENESS_SHARDS=128 liveness serve --config liveness.toml
       LIVENESS_WEBHOOK_SECRET=… liveness serve --webhook-url https://engine.example/reschedules
       liveness serve --bridge-temporal 127.0.0.1:7233 --bridge-listen 127.0.0.1:7234
+      liveness serve --door pgai=postgresql://liveness@db.example/app
       liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
     """
+    flags["door"] = flags["door"] or None
     settings = settings_from_flags(flags, config)
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.bridge_process import BridgeUnusable
+    from liveness.cli.door_process import DoorUnusable
     from liveness.cli.server_process import serve as run_server
     from liveness.rpc.tracing import TracingNotInstalled
     from liveness.security.posture import ExposedListeners
@@ -135,7 +169,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     from liveness.store.errors import StoreError, StoreUnusable
 
     def on_ready(address: str, url: str) -> None:
-        warn_about_password(flags["db"])
+        warn_about_passwords(flags["db"], flags["door"] or ())
         # JSON logs are read by programs; the log contains the address.
         if settings.log_format != "json":
             click.echo(banner(settings, address, url, program_name()))
@@ -146,6 +180,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
         code = INTERRUPTED
     except (
         BridgeUnusable,
+        DoorUnusable,
         ExposedListeners,
         StoreUnusable,
         TlsFilesUnusable,
@@ -165,13 +200,17 @@ def settings_from_flags(flags: dict[str, Any], config: str | None) -> Settings:
         raise UsageError(str(error)) from error
 
 
-def warn_about_password(db: str | None) -> None:
-    """Log that the flag --db shows a password. Call it once logging is configured."""
+def warn_about_passwords(db: str | None, doors: tuple[str, ...] = ()) -> None:
+    """Log that the flags --db and --door show a password. Call it once logging is configured."""
     import structlog  # late: wrong flags and help must be answered at once
 
     if db is not None and has_password(db):
         structlog.get_logger("liveness.app").warning(
             "--db shows the database password to every user of this machine; set LIVENESS_DB or --db-password-file instead"
+        )
+    if any(map(has_password, doors)):
+        structlog.get_logger("liveness.app").warning(
+            "--door shows a database password to every user of this machine; set LIVENESS_DOOR, or use a passfile or a service file"
         )
 
 

@@ -8,16 +8,31 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from liveness.app import Server
-from liveness.cli.bridge_process import BridgeUnusable, own_bridge_settings, start_own_bridge
+from liveness.cli.bridge_process import (
+    BridgeRegistration,
+    BridgeUnusable,
+    own_bridge_settings,
+    start_own_bridge,
+)
 from liveness.cli.descriptor_limit import raise_descriptor_limit
+from liveness.cli.door_process import (
+    DoorUnusable,
+    http_doors,
+    noetl_settings,
+    own_entries,
+    own_follower_settings,
+    start_own_followers,
+)
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
+from liveness.http.listen_address import loopback_address
 from liveness.telemetry.logs import configure_logging
 
 logger = structlog.get_logger("liveness.app")
@@ -45,6 +60,8 @@ async def serve(
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     bridge_settings = own_bridge_settings(settings)
+    follower_settings = own_follower_settings(settings)
+    noetl = noetl_settings(settings)
     server = Server(settings, clock=clock)
     # Bind before the database is opened: a server must not take shards and then find its port in use.
     listen_address = bind_http(settings.http)
@@ -71,16 +88,28 @@ async def serve(
                 hosts=settings.http_hosts,
                 metrics=server.metrics,
                 asks_callers=settings.auth == "on",
+                doors=http_doors(noetl),
             )
         except HttpListenFailed:
             await server.stop()
             raise
+    bridge, bridge_registration = None, None
     try:
-        bridge = None if bridge_settings is None else await start_own_bridge(bridge_settings, server)
-    except BridgeUnusable:
+        if bridge_settings is not None:
+            bridge = await start_own_bridge(bridge_settings, server)
+        followers = start_own_followers(follower_settings, server.address)
+    except (BridgeUnusable, DoorUnusable):
         await server.stop()
         raise
     url = "" if http_server is None else http_server.url
+    registration = (
+        server.self_registration(url, own_entries(noetl, url)) if settings.register_self == "on" else None
+    )
+    if registration is not None:
+        registration.start()
+    if registration is not None and bridge is not None and bridge_settings is not None:
+        own = replace(bridge_settings, liveness=(loopback_address(server.address),))
+        bridge_registration = BridgeRegistration(own, bridge.address)
     logger.info(
         "serving",
         address=server.address,
@@ -107,8 +136,14 @@ async def serve(
         logger.info("stopping")
     if http_server is not None:
         http_server.stop_accepting()
+    for follower in followers:
+        await follower.stop()
+    if bridge_registration is not None:
+        await bridge_registration.stop()
     if bridge is not None:
         await bridge.stop()
+    if registration is not None:
+        await registration.stop()
     await server.stop()
     if http_server is not None:
         await http_server.stop()

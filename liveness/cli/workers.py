@@ -6,7 +6,7 @@ import click
 
 from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
 from liveness.cli.death_certificate import why
-from liveness.cli.durations import format_ms, to_ms
+from liveness.cli.durations import format_ms, from_ms, to_ms
 from liveness.cli.errors import escape_control
 from liveness.cli.output import (
     enum_name,
@@ -26,6 +26,7 @@ from liveness.cli.worker_commands import drain, pause, resume
 from liveness.cli.worker_filter import STATES, filter_options
 from liveness.v1.admin_pb2 import ExpireWorkerRequest, ForgetWorkerRequest
 from liveness.v1.event_pb2 import Event
+from liveness.v1.fleet_pb2 import GetFleetRequest
 from liveness.v1.service_pb2 import (
     CountWorkersRequest,
     CountWorkersResponse,
@@ -65,7 +66,9 @@ for _command in (pause, resume, drain, release_storm, why):
 
 @workers.command("list")
 @filter_options(STATES)
-@click.option("--count", is_flag=True, help="Only print the number of workers in each state.")
+@click.option(
+    "--count", is_flag=True, help="Only print the number of workers in each state, and what they counted."
+)
 @limit_option
 @client_command()
 def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int, as_json: bool) -> None:
@@ -81,6 +84,8 @@ def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int
     if count:
         request = CountWorkersRequest(namespace=client.namespace, filter=where)
         _print_count(client.call(client.liveness.CountWorkers, request), as_json=as_json)
+        if not (where or as_json):
+            _print_totals(client)
         return
     found = client.list_all(
         client.liveness.ListWorkers,
@@ -236,6 +241,22 @@ def _print_count(response: CountWorkersResponse, *, as_json: bool) -> None:
     print_table(("state", "workers"), [*groups, ("total", response.total)])
 
 
+def _print_totals(client: Client) -> None:
+    """What the namespace's workers counted since they registered."""
+    fleet = client.call(
+        client.admin.GetFleet, GetFleetRequest(namespace=client.namespace, range=from_ms(2_000))
+    )
+    for namespace in fleet.namespaces:
+        click.echo()
+        print_fields(
+            [
+                ("heartbeats", namespace.heartbeats),
+                ("successes", namespace.successes),
+                ("errors", namespace.errors),
+            ]
+        )
+
+
 def _worker_row(worker: Worker) -> tuple[object, ...]:
     return (
         worker.worker_instance_key,
@@ -274,6 +295,7 @@ def _worker_fields(worker: Worker) -> list[tuple[str, object]]:
         ("cleaned up at", format_time(worker, "cleanup_time")),
         ("session", worker.session_id),
         ("sequence", worker.sequence or ""),
+        ("heartbeats", worker.heartbeat_count),
         ("shard", worker.shard_id),
         ("status", enum_name(WorkerStatus, worker.status)),
         ("identity", worker.worker_identity),
@@ -289,6 +311,7 @@ def _worker_fields(worker: Worker) -> list[tuple[str, object]]:
         ("successes", worker.successes),
         ("errors", worker.errors),
         ("last error", worker.last_error),
+        ("last error at", format_time(worker, "last_error_time")),
         ("activities", worker.bound_activity_count),
     ]
 

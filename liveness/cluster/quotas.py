@@ -14,13 +14,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from liveness.cluster.peers import Peers
-from liveness.cluster.slots import OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES, WORKERS, Resource, Slots
+from liveness.cluster.slots import OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES, UNITS, WORKERS, Resource, Slots
 from liveness.domain import decider
 from liveness.domain.errors import (
     ActivityBytesExceeded,
     ActivityQuotaExceeded,
     Exhausted,
     Unavailable,
+    UnitQuotaExceeded,
     WorkerQuotaExceeded,
 )
 from liveness.domain.policy import Policy
@@ -129,6 +130,30 @@ class Quotas:
             ):
                 self._remember_full(resource, namespace, policy, use, amount, 0)
                 raise _activities_exceeded(resource, namespace, policy, payload_bytes)
+
+    # -- units of work
+
+    def has_room_for_unit(self, shard: Shard, namespace: str) -> bool:
+        """Whether the shard may have one more unit. False: acquire a slot first. Raises if the namespace has its quota."""
+        policy = self._node.policies.of(namespace)
+        if self._slots is None:
+            if self._node.count_units(namespace) >= policy.max_progress_units:
+                raise UnitQuotaExceeded(namespace=namespace, limit=policy.max_progress_units)
+            return True
+        if UNITS.has_room(shard, namespace, 1):
+            return True
+        if self._is_full(UNITS, namespace, policy, 1) is not None:
+            raise UnitQuotaExceeded(namespace=namespace, limit=policy.max_progress_units)
+        return False
+
+    async def acquire_for_unit(self, shard: Shard, namespace: str) -> None:
+        """Acquire a slot for one more unit. Raises if the namespace has its quota."""
+        assert self._slots is not None
+        policy = self._node.policies.of(namespace)
+        use = self._use(UNITS, namespace)
+        if not await self._slots.acquire(UNITS, shard.id, namespace, policy, Counter({shard.id: 1})):
+            self._remember_full(UNITS, namespace, policy, use, 1, 0)
+            raise UnitQuotaExceeded(namespace=namespace, limit=policy.max_progress_units)
 
     # -- full namespaces
 

@@ -58,7 +58,13 @@ OPEN_ACTIVITY_BYTES = Resource(
     lambda policy: policy.max_open_activity_bytes,
     4 * 1024**2,
 )
-RESOURCES = (WORKERS, OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES)
+UNITS = Resource(
+    "\x1funits",
+    lambda shard, namespace: shard.progress.counts[namespace],
+    lambda policy: policy.max_progress_units,
+    100,
+)
+RESOURCES = (WORKERS, OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES, UNITS)
 
 
 class Slots:

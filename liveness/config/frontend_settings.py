@@ -51,6 +51,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     log_level: str = "info"
     log_format: str = "auto"
     shutdown_timeout_s: float = 10.0
+    register_self: str = "on"
+    """on: `liveness frontend` registers its process in the namespace `liveness`."""
     auth: str = "off"
     """on: every call needs a credential, about which the frontend asks a node."""
     principal_calls_per_s: float = 5_000.0

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import force_setattr
 
-from liveness.config import bridge_settings, cluster_settings
+from liveness.config import bridge_settings, cluster_settings, doors
 from liveness.config.database_password import add_password_from_file
 from liveness.config.formats import (
     SECRET_CHARS_MAX,
@@ -54,6 +54,8 @@ from liveness.config.setting_types import (
 PREFIX = "LIVENESS_"
 TEST_PREFIX = "LIVENESS_TEST_"
 CONFIG_VARIABLE = "LIVENESS_CONFIG"
+PGAI_DSN_VARIABLE = "LIVENESS_PGAI_DSN"
+"""The database for `liveness pgai`, so that its password is in no process list."""
 FRONTEND_ONLY = ("nodes",)
 """Names of settings that only a frontend has; see `liveness.config.frontend_settings`."""
 HTTP_OFF = "off"
@@ -120,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoint_interval_s: float = 60.0
     retention_interval_s: float = 3_600.0
     database_bytes_max: int = 0
-    """If the database holds more, the oldest events are deleted before their time; 0 for no limit."""
+    """If the database holds more, the oldest samples of metrics and events are deleted before their time; 0 for no limit."""
     task_retention_s: float = 7.0 * DAY_S
     """How long finished tasks are kept."""
     task_attempts_max: int = 20
@@ -128,6 +130,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shutdown_timeout_s: float = 10.0
     traces: str = ""
     """The OTLP collector that gets the traces; empty: none."""
+    register_self: str = "on"
+    """on: `liveness serve` registers its process, and the relay and the bridge in it, in the namespace `liveness`."""
     auth: str = "off"
     """on: every call needs a token, a JWT or a client certificate. off: everybody may do everything."""
     auth_jwt_issuer: str = ""
@@ -140,6 +144,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Rules that map claims of a JWT, or the name in a client certificate, to grants: CLAIM=PATTERN=>GRANT each."""
     audit_retention_s: float = 365.0 * DAY_S
     """How long changes by operators and denied access are kept in the audit; 0: for ever."""
+    component_metrics_retention_s: float = 7.0 * DAY_S
+    """How long samples of metrics are kept that components report; 0: for ever."""
+    component_metrics_otlp: str = ""
+    """The OTLP collector to which these samples are forwarded as metrics; empty: none."""
     principal_calls_per_s: float = 5_000.0
     """Calls per second of one principal at this server; a batch of heartbeats is one. 0: no limit."""
     principal_calls_burst: int = 10_000
@@ -190,6 +198,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """If not empty, all others are left alone."""
     bridge_temporal_ui: str = ""
     """The address of Temporal's web page, for links."""
+    door: tuple[str, ...] = ()
+    """The doors for clients of other systems; see `liveness.config.doors`."""
+    door_pgai_hints: str = "2s"
+    """How long a pgai worker counts as alive after its heartbeat session ended, or off."""
+    door_pgai_restart_allowance: str = "1h"
+    """For how long after a restart of their database the silence of pgai workers means nothing."""
+    door_noetl_replicas: str = "show"
+    """What happens to a second process that registers a name of NoETL's: it is shown, refused, or gets a number."""
     relay: tuple[str, ...] = ()
     """The brokers of a NATS cluster to which reschedules are published; empty: none."""
     relay_creds_file: str = ""
@@ -212,6 +228,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_tls_settings(self)
         cluster_settings.check(self)
         bridge_settings.check(self, {field.name: field.default for field in msgspec.structs.fields(self)})
+        doors.check(self)
         self._check_auth()
         if self.webhook_url:
             self._check_webhook()
@@ -330,6 +347,7 @@ def check_tls_settings(settings: TlsSettings) -> None:
 
 _QUEUE_PATTERNS = "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any task queue"
 _HOST_PORT = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400"
+COLLECTOR = "http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC"
 _FILE_NAME = string_setting(lambda text: "\0" not in text, "the name of a file")
 
 SETTING_TYPES: Mapping[str, SettingType] = {
@@ -377,9 +395,8 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "task_retention_s": float_setting(0, 3_650 * DAY_S),
     "task_attempts_max": int_setting(1, 1_000),
     "shutdown_timeout_s": float_setting(0, 3_600),
-    "traces": string_setting(
-        is_collector_url, "http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC"
-    ),
+    "traces": string_setting(is_collector_url, COLLECTOR),
+    "register_self": choice_setting("on", "off"),
     "auth": choice_setting("on", "off"),
     "auth_jwt_issuer": string_setting(lambda text: text.isprintable(), "the iss claim of JWTs"),
     "auth_jwt_audience": string_setting(lambda text: text.isprintable(), "the aud claim of JWTs"),
@@ -393,6 +410,8 @@ SETTING_TYPES: Mapping[str, SettingType] = {
         may_be_empty=True,
     ),
     "audit_retention_s": float_setting(0, 36_500 * DAY_S),
+    "component_metrics_retention_s": float_setting(0, 3_650 * DAY_S),
+    "component_metrics_otlp": string_setting(is_collector_url, COLLECTOR),
     "principal_calls_per_s": float_setting(0, 1e9),
     "principal_calls_burst": int_setting(1, 10**9),
     "principal_bytes_per_s": float_setting(0, 1e15),
@@ -414,6 +433,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     # Together with the wait for a free connection, it stays below the time that the queue allows a sink.
     "webhook_timeout_s": float_setting(0, 20, above_low=True),
     **bridge_settings.SERVER_SETTING_TYPES,
+    **doors.SETTING_TYPES,
     "relay": list_setting(
         is_broker_url,
         "nats://HOST:PORT or tls://HOST:PORT, or several of one cluster with commas between them, each with "
@@ -485,6 +505,17 @@ def load_client_settings(flags: Mapping[str, object], environ: Mapping[str, str]
     _check_variables(environ)
     values = _parse_variables(CLIENT_SETTING_TYPES, environ) | _parse_flags(CLIENT_SETTING_TYPES, flags)
     return ClientSettings(**values)
+
+
+def load_pgai_dsn(dsn: str | None, environ: Mapping[str, str]) -> str:
+    """The database for `liveness pgai`. Raises `SettingsError` without the value, which may contain a password."""
+    _check_variables(environ)
+    found = dsn or environ.get(PGAI_DSN_VARIABLE, "")
+    if not found:
+        raise SettingsError(f"no database is given; set --dsn or {PGAI_DSN_VARIABLE} to {doors.DSN_RULE}.")
+    if not doors.is_dsn(found):
+        raise SettingsError(f"the database must be {doors.DSN_RULE}.")
+    return found
 
 
 def flag_name(name: str) -> str:
@@ -564,7 +595,11 @@ _KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+
 
 def _check_variables(environ: Mapping[str, str]) -> None:
     """Refuse unknown variables: a misspelt one would be ignored without notice."""
-    known = {CONFIG_VARIABLE, *map(variable_name, (*SETTING_TYPES, *CLIENT_SETTING_TYPES, *FRONTEND_ONLY))}
+    known = {
+        CONFIG_VARIABLE,
+        PGAI_DSN_VARIABLE,
+        *map(variable_name, (*SETTING_TYPES, *CLIENT_SETTING_TYPES, *FRONTEND_ONLY)),
+    }
     for name, value in sorted(environ.items()):
         if not name.startswith(PREFIX) or name.startswith(TEST_PREFIX) or name in known:
             continue

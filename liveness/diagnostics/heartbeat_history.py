@@ -1,6 +1,6 @@
 """Keeps the times of each worker's last heartbeats, so that a death certificate can show how the worker fell silent.
 
-The history is in memory only and apart from the worker's state, which must follow from the last renewal alone. Every
+The history is in memory only and apart from the worker's state, which each renewal would copy. Every
 heartbeat passes here, so times are recorded for a whole log row of renewals at once, and a worker's times are packed
 into one integer: 42 bits of wall time each, the newest in the highest bits. 42 bits last until the year 2109.
 """

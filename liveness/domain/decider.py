@@ -146,11 +146,19 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
         events.append(LeaseTermsChanged(granted_ms=granted_ms))
     profile = full_profile(worker.profile) if beat.profile == NO_PROFILE else beat.profile
     last_error = beat.last_error or worker.last_error
+    # A client that names its last error in every heartbeat reports it once; another failure counts as another error.
+    error_reported = bool(beat.last_error) and (beat.last_error != worker.last_error or beat.errors > 0)
     described = (profile, beat.status, last_error, beat.loop_lag_ms)
-    if described != (worker.profile, worker.status, worker.last_error, worker.standing.loop_lag_ms):
+    if error_reported or described != (
+        worker.profile, worker.status, worker.last_error, worker.standing.loop_lag_ms,
+    ):  # fmt: skip
         events.append(
             WorkerDescribed(
-                profile=profile, status=beat.status, last_error=last_error, loop_lag_ms=beat.loop_lag_ms
+                profile=profile,
+                status=beat.status,
+                last_error=last_error,
+                loop_lag_ms=beat.loop_lag_ms,
+                error_reported=error_reported,
             )
         )
     if beat.bound or beat.unbound or beat.full_bindings:
@@ -260,6 +268,7 @@ def _activate(
         loop_lag_ms=beat.loop_lag_ms,
         # With authentication switched off again, a worker keeps its owner.
         principal=beat.principal or (worker.principal if worker else ""),
+        error_reported=bool(beat.last_error),
     )
 
 

@@ -37,8 +37,12 @@ LivenessError
 │   ├── BindingQuotaExceeded
 │   ├── OrderQuotaExceeded
 │   ├── TooManyLogRequests
+│   ├── SeriesQuotaExceeded
+│   ├── TooManySamplesWaiting
+│   ├── ReplicaQuotaExceeded
 │   ├── ActivityQuotaExceeded
 │   ├── ActivityBytesExceeded
+│   ├── UnitQuotaExceeded
 │   ├── TooManyPolls
 │   ├── TooManyWatchers
 │   ├── TooManyStreams
@@ -54,7 +58,9 @@ LivenessError
 │   ├── DeathNotFound
 │   ├── ComponentNotFound
 │   ├── ComponentGroupNotFound
+│   ├── RegistryEntryNotFound
 │   ├── ActivityNotFound
+│   ├── UnitNotFound
 │   ├── NamespaceNotFound
 │   ├── TaskNotFound
 │   └── TokenNotFound
@@ -395,11 +401,48 @@ class TooManyLogRequests(Exhausted):
     group: str
 
 
+class SeriesQuotaExceeded(Exhausted):
+    reason = "SERIES_QUOTA_EXCEEDED"
+    template = (
+        "{whose} has its {limit} series of metrics, and this report brings {added} new ones; use fewer values of labels, or "
+        "raise {setting}."
+    )
+
+    whose: str
+    limit: int
+    added: int
+    setting: str
+
+
+class TooManySamplesWaiting(Exhausted):
+    reason = "TOO_MANY_SAMPLES_WAITING"
+    template = "Too many samples of metrics wait to be stored; report again later, and less often."
+
+
+class ReplicaQuotaExceeded(Exhausted):
+    reason = "REPLICA_QUOTA_EXCEEDED"
+    template = "{entry} has {limit} live replicas already; give each process a name of its own."
+
+    entry: str
+    limit: int
+
+
 class ActivityQuotaExceeded(Exhausted):
     reason = "ACTIVITY_QUOTA_EXCEEDED"
     template = (
         "Namespace {namespace} has its {limit} open activities; let workers finish some, cancel some, or raise "
         "max_open_activities."
+    )
+
+    namespace: str
+    limit: int
+
+
+class UnitQuotaExceeded(Exhausted):
+    reason = "UNIT_QUOTA_EXCEEDED"
+    template = (
+        "Namespace {namespace} has its {limit} units of work; forget those that nobody works on any more, or raise "
+        "max_progress_units."
     )
 
     namespace: str
@@ -499,11 +542,27 @@ class ComponentNotFound(NotFound):
     namespace: str
 
 
+class UnitNotFound(NotFound):
+    reason = "UNIT_NOT_FOUND"
+    template = "Nobody has reported progress of unit {unit} in namespace {namespace}."
+
+    unit: str
+    namespace: str
+
+
 class ComponentGroupNotFound(NotFound):
     reason = "COMPONENT_GROUP_NOT_FOUND"
     template = "No supervisor ever ran a group {group} in namespace {namespace}."
 
     group: str
+    namespace: str
+
+
+class RegistryEntryNotFound(NotFound):
+    reason = "REGISTRY_ENTRY_NOT_FOUND"
+    template = "No component {entry} is registered in namespace {namespace}; register it first."
+
+    entry: str
     namespace: str
 
 

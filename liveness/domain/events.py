@@ -16,12 +16,13 @@ from liveness.domain.worker import BoundActivity, InactiveReason, Profile, Worke
 
 
 class LeaseRenewed(NamedTuple):
-    """The plain heartbeat. A tuple, packed with others into one row: it is nearly all of the traffic."""
+    """The plain heartbeat. A tuple, packed with others into one row: it is nearly all of the traffic. Each heartbeat that
+    renews a lease causes exactly one, so that their number is the number of heartbeats."""
 
     sequence: int
     at_ms: int
     successes: int
-    """Total since registration, like `errors`: replaying only the last renewal gives the same state."""
+    """Total since registration, like `errors`."""
     errors: int
 
 
@@ -44,6 +45,9 @@ class Activation:
     loop_lag_ms: int = 0
     principal: str = ""
     """The principal that owns the worker's key from now on; empty if callers are not asked."""
+    error_reported: bool = False
+    """Whether this heartbeat reported `last_error`. Otherwise, and in events of early versions, it is the error as known
+    before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +139,8 @@ class WorkerDescribed:
     status: WorkerStatus
     last_error: str
     loop_lag_ms: int = 0
+    error_reported: bool = False
+    """As in `Activation`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +212,38 @@ class ComponentOrdersDone:
     through: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryChanged:
+    """A component was registered, or says something else of itself. The fields are those of `Entry`, whole."""
+
+    uri: str
+    status: str
+    capacity: int | None
+    runtime: str
+    interval_ms: int
+    lease_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSeen:
+    """Another process than the one that holds the lease registered the component's name, or was heard of again."""
+
+    session_id: str
+    host_name: str
+    process_id: str
+    uri: str
+    at_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLeft:
+    """A replica said goodbye, or has the name now."""
+
+    session_id: str
+
+
 WorkerEvent = (
     LeaseRenewed
     | WorkerRegistered
@@ -227,6 +265,9 @@ WorkerEvent = (
     | ComponentChanged
     | ComponentsOrdered
     | ComponentOrdersDone
+    | EntryChanged
+    | ReplicaSeen
+    | ReplicaLeft
 )
 
 
@@ -381,6 +422,25 @@ ActivityEvent = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressReported:
+    """Work on a unit succeeded or failed. What it added, not the totals: these are in the unit's row."""
+
+    unit: str
+    worker: str
+    successes: int
+    error: str
+    """One more error, if not empty."""
+    report_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressForgotten:
+    unit: str
+    reason: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigChanged:
     """The settings of one namespace changed, or the defaults that all namespaces inherit."""
 
@@ -398,8 +458,11 @@ class ShardTaken:
     owner: str
 
 
-Event = WorkerEvent | ActivityEvent | ConfigChanged | ShardTaken
+Event = WorkerEvent | ActivityEvent | ProgressReported | ProgressForgotten | ConfigChanged | ShardTaken
 
 BINDING_EVENTS = (BindingsChanged, ActivityHanded, BindingsEnded)
-"""Events that only change which activities a worker holds. They are kept for a shorter time than those that say what became of
-a worker or an activity."""
+"""Events that only change which activities a worker holds."""
+
+SHORT_LIVED_EVENTS = (*BINDING_EVENTS, ProgressReported)
+"""They are many, and rows contain their outcome: they are kept for a shorter time than those that say what became of a worker or
+an activity."""

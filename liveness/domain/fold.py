@@ -20,8 +20,11 @@ from liveness.domain.events import (
     ComponentsOrdered,
     DisconnectGraceGranted,
     DrainBegun,
+    EntryChanged,
     LeaseRenewed,
     LeaseTermsChanged,
+    ReplicaLeft,
+    ReplicaSeen,
     SessionReplaced,
     WorkerAdopted,
     WorkerCleanedUp,
@@ -34,6 +37,7 @@ from liveness.domain.events import (
     WorkerResumed,
 )
 from liveness.domain.keys import ActivityId
+from liveness.domain.registry import Entry, Replica, live_replicas
 from liveness.domain.worker import (
     LOST_MAX,
     NO_BINDINGS,
@@ -72,6 +76,8 @@ def evolve(worker: Worker | None, event: WorkerEvent, sequence: int, wall_ms: in
         return _activated(worker, event, sequence, wall_ms)
     if isinstance(event, Activation):
         return _reactivated(worker, event, wall_ms)
+    if isinstance(event, WorkerDescribed):
+        return _described(worker, event, wall_ms)
     return _evolve(event, worker)
 
 
@@ -80,15 +86,23 @@ def apply_renewal(worker: Worker, event: LeaseRenewed, wall_offset_ms: int) -> W
 
     `wall_offset_ms`: wall time minus observed time, which all renewals of a log row share."""
     (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, _, _, resync, reason, detail, standing, _, principal) = worker  # fmt: skip
+     last_error, _, _, resync, reason, detail, standing, _, principal, heartbeats) = worker  # fmt: skip
     if state is not ACTIVE:
         raise ImpossibleEvent(f"LeaseRenewed about a worker that is {state.name}")
     new_sequence, at_ms, successes, errors = event
     return tuple.__new__(Worker, (
         number, state, session_id, new_sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost,
         superseded, profile, status, last_error, successes, errors, resync or new_sequence > sequence + 1 > 1, reason,
-        detail, standing, wall_offset_ms, principal,
+        detail, standing, wall_offset_ms, principal, heartbeats + 1,
     ))  # fmt: skip
+
+
+def _described(worker: Worker, event: WorkerDescribed, wall_ms: int) -> Worker:
+    described = worker._replace(
+        profile=compact_profile(event.profile), status=event.status, last_error=event.last_error
+    )
+    error_ms = wall_ms if event.error_reported else worker.standing.last_error_wall_ms
+    return _replace_standing(described, loop_lag_ms=event.loop_lag_ms, last_error_wall_ms=error_ms)
 
 
 @singledispatch
@@ -128,14 +142,15 @@ def _activated(worker: Worker | None, event: Activation, number: int, wall_ms: i
         resync=event.resync,
         inactive_reason=None,
         inactive_detail="",
-        standing=_standing_after_activation(worker, event),
+        standing=_standing_after_activation(worker, event, wall_ms),
         wall_offset_ms=intern_ms(wall_ms - event.at_ms),
         # The name is shared by all workers of a principal.
         principal=intern(event.principal),
+        heartbeats=(worker.heartbeats if worker and not isinstance(event, WorkerRegistered) else 0) + 1,
     )
 
 
-def _standing_after_activation(worker: Worker | None, event: Activation) -> Standing:
+def _standing_after_activation(worker: Worker | None, event: Activation, wall_ms: int) -> Standing:
     """A pause applies to every process that uses the key; a drain and a disconnect grace belong to one session."""
     before = worker.standing if worker else NO_STANDING
     # Without a session id, a returning process cannot be told from a new one.
@@ -147,7 +162,11 @@ def _standing_after_activation(worker: Worker | None, event: Activation) -> Stan
             loop_lag_ms=event.loop_lag_ms,
             component=before.component,
             orders=before.orders,
+            entry=before.entry,
+            last_error_wall_ms=before.last_error_wall_ms,
         )
+    if event.error_reported:
+        standing = standing._replace(last_error_wall_ms=wall_ms)
     if isinstance(event, SessionReplaced) and before.handed:
         held = worker.bindings if worker else {}
         declared = {activity.id: activity.attempt for activity in event.bindings}
@@ -240,14 +259,6 @@ def _(event: DisconnectGraceGranted, worker: Worker) -> Worker:
 
 
 @_evolve.register
-def _(event: WorkerDescribed, worker: Worker) -> Worker:
-    described = worker._replace(
-        profile=compact_profile(event.profile), status=event.status, last_error=event.last_error
-    )
-    return _replace_standing(described, loop_lag_ms=event.loop_lag_ms)
-
-
-@_evolve.register
 def _(event: WorkerDeactivated, worker: Worker) -> Worker:
     if worker.state is not WorkerState.ACTIVE:
         raise ImpossibleEvent(f"WorkerDeactivated about a worker that is {worker.state.name}")
@@ -286,7 +297,8 @@ def _(event: WorkerCleanedUp, worker: Worker) -> Worker:
         deadline_ms=event.at_ms + event.tombstone_retention_ms if event.tombstone_retention_ms else 0,
         lost=NO_BINDINGS,
         superseded=worker.superseded if event.keeps_sessions else (),
-        profile=NO_PROFILE,
+        # A registered component may come back by its name alone.
+        profile=NO_PROFILE if worker.standing.entry is None else worker.profile,
         status=WorkerStatus.UNSPECIFIED,
         last_error="",
         standing=_standing_of_tombstone(worker.standing),
@@ -294,8 +306,8 @@ def _(event: WorkerCleanedUp, worker: Worker) -> Worker:
 
 
 def _standing_of_tombstone(before: Standing) -> Standing:
-    """A component keeps its restarts, and a group its orders."""
-    standing = Standing(component=before.component, orders=before.orders)
+    """A component keeps its restarts, a group its orders, and a registered component what is known of it."""
+    standing = Standing(component=before.component, orders=before.orders, entry=before.entry)
     return NO_STANDING if standing == NO_STANDING else standing
 
 
@@ -339,6 +351,54 @@ def _(event: ComponentOrdersDone, worker: Worker) -> Worker:
     orders = worker.standing.orders
     waiting = tuple(order for order in orders.waiting if order.number > event.through)
     return _replace_standing(worker, orders=orders._replace(waiting=waiting))
+
+
+@_evolve.register
+def _(event: EntryChanged, worker: Worker) -> Worker:
+    before = worker.standing.entry
+    entry = Entry(
+        uri=event.uri,
+        status=event.status,
+        capacity=event.capacity,
+        runtime=event.runtime,
+        interval_ms=event.interval_ms,
+        lease_ms=event.lease_ms,
+        first_seen_wall_ms=before.first_seen_wall_ms if before else event.wall_ms,
+        replicas=before.replicas if before else (),
+    )
+    return _replace_standing(worker, entry=entry)
+
+
+@_evolve.register
+def _(event: ReplicaSeen, worker: Worker) -> Worker:
+    entry = worker.standing.entry
+    if entry is None:
+        raise ImpossibleEvent("ReplicaSeen about a worker that is not registered as a component")
+    seen = Replica(
+        session_id=event.session_id,
+        host_name=event.host_name,
+        process_id=event.process_id,
+        uri=event.uri,
+        seen_ms=event.at_ms,
+        first_seen_wall_ms=event.wall_ms,
+        last_seen_wall_ms=event.wall_ms,
+    )
+    replicas = {
+        replica.session_id: replica for replica in live_replicas(entry, worker.granted_ms, event.at_ms)
+    }
+    if (known := replicas.get(event.session_id)) is not None:
+        seen = seen._replace(first_seen_wall_ms=known.first_seen_wall_ms)
+    replicas[event.session_id] = seen
+    return _replace_standing(worker, entry=entry._replace(replicas=tuple(replicas.values())))
+
+
+@_evolve.register
+def _(event: ReplicaLeft, worker: Worker) -> Worker:
+    entry = worker.standing.entry
+    if entry is None:
+        raise ImpossibleEvent("ReplicaLeft about a worker that is not registered as a component")
+    left = tuple(replica for replica in entry.replicas if replica.session_id != event.session_id)
+    return _replace_standing(worker, entry=entry._replace(replicas=left))
 
 
 @_evolve.register

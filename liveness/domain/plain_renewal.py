@@ -22,8 +22,10 @@ def renew_if_plain(
 
     `wall_offset_ms`: wall time minus observed time, now."""
     (number, state, session_id, last, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, all_successes, all_errors, resync, reason, detail, standing, _, principal) = worker  # fmt: skip
-    if state is not ACTIVE:
+     last_error, all_successes, all_errors, resync, reason, detail, standing, _, principal, heartbeats) = worker  # fmt: skip
+    if state is not ACTIVE or (
+        errors and last_error
+    ):  # the general path knows whether the error was reported again
         return None
     if not sequence:
         sequence = last
@@ -39,6 +41,6 @@ def renew_if_plain(
     after = _new(Worker, (
         number, state, session_id, sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost, superseded,
         profile, status, last_error, all_successes, all_errors, resync, reason, detail, standing,
-        wall_offset_ms, principal,
+        wall_offset_ms, principal, heartbeats + 1,
     ))  # fmt: skip
     return event, after

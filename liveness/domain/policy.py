@@ -31,7 +31,7 @@ class Policy:
     event_retention_ms: int = 30 * DAY_MS
     """How long events are kept; 0 for ever."""
     binding_retention_ms: int = DAY_MS
-    """How long changes of bindings are kept, if other events are kept for longer; 0 for as long as those. A busy fleet writes
+    """How long changes of bindings and reports of progress are kept, if other events are kept for longer; 0 for as long as those. A busy fleet writes
     hundreds a second, and the workers' rows contain their outcome."""
     max_workers: int = 1_000_000
     """Limit on ACTIVE and INACTIVE workers of the namespace."""
@@ -40,6 +40,8 @@ class Policy:
     """Limit on activities of the namespace that are not finished."""
     max_open_activity_bytes: int = 1024**3
     """Limit on the bytes of their inputs, which are kept in memory."""
+    max_progress_units: int = 10_000
+    """Limit on units of work whose progress is kept, in memory too, until an operator forgets them."""
     namespace_heartbeat_rate: float = 0.0
     """Heartbeats per second of the whole namespace; 0 for no limit."""
     worker_heartbeat_rate: float = 50.0
@@ -66,6 +68,9 @@ class Policy:
     """An alert is raised for activities that have waited this long in a task queue that no worker polls; 0 for never."""
     waiting_alert_ms: int = 10 * MINUTE_MS
     """The same for task queues that workers poll."""
+    max_metric_series: int = 10_000
+    """Limit on series of metrics that components of the namespace report."""
+    max_metric_series_per_worker: int = 200
     token_floor: int = 1
     """The lowest lease epoch and attempt that may be given out. Not a setting: a restored database carries it."""
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from liveness.domain.component import NO_ORDERS, Component, OrderBook
 from liveness.domain.keys import ActivityId
+from liveness.domain.registry import Entry
 
 SUPERSEDED_SESSIONS_MAX = 100
 """How many replaced sessions a worker remembers. A process that is more restarts behind counts as a new session."""
@@ -200,6 +201,11 @@ class Standing(NamedTuple):
     """Set if a supervisor runs the worker's processes. Outlives sessions, leases and the cleanup."""
     orders: OrderBook = NO_ORDERS
     """If the worker is a supervisor: the orders to its group. They, too, outlive everything but the tombstone."""
+    entry: Entry | None = None
+    """Set if the worker is a registered component. It, too, outlives everything but the tombstone."""
+    last_error_wall_ms: int = 0
+    """When `Worker.last_error` was reported last; 0 if it never was, or to a version that did not store it. Outlives sessions
+    and leases."""
 
 
 NO_STANDING = Standing()
@@ -240,6 +246,9 @@ class Worker(NamedTuple):
     each would not allow. None for a row of a version that did not store it."""
     principal: str = ""
     """Who registered the key. Others are refused; empty if callers were not asked."""
+    heartbeats: int = 0
+    """Heartbeats that were applied since registration. Each of them is one activation or renewal in the log, so the fold
+    counts them and no event carries the number."""
 
     @property
     def renewed_wall_ms(self) -> int | None:

@@ -10,7 +10,9 @@ from liveness.domain.keys import WorkerKey
 from liveness.domain.verdicts import is_dead
 from liveness.domain.worker import Worker, WorkerState
 from liveness.engine.component_index import ComponentIndex
+from liveness.engine.counter_totals import CounterTotals
 from liveness.engine.counts import add_count
+from liveness.engine.registry_index import RegistryIndex
 
 NamespaceState = tuple[str, WorkerState]
 """A namespace, and a state of its workers."""
@@ -19,7 +21,7 @@ NamespaceState = tuple[str, WorkerState]
 class Census:
     """The counts of one shard. While the shard serves, they are part of the counts of the whole node."""
 
-    __slots__ = ("_node_counts", "components", "counts", "dead", "population")
+    __slots__ = ("_node_counts", "components", "counts", "dead", "population", "registry", "totals")
 
     def __init__(self, workers: Mapping[WorkerKey, Worker]) -> None:
         self.counts = Counter((key.namespace, worker.state) for key, worker in workers.items())
@@ -31,6 +33,8 @@ class Census:
             if state < WorkerState.CLEANED_UP:
                 self.population[namespace] += count
         self.components = ComponentIndex(workers)
+        self.registry = RegistryIndex(workers)
+        self.totals = CounterTotals(workers)
         self._node_counts: Counter[NamespaceState] | None = None
 
     def states(self) -> Counter[WorkerState]:

@@ -18,11 +18,13 @@ from liveness.domain.policy import Policy
 from liveness.engine.census import NamespaceState
 from liveness.engine.committer import CommitGroup, Committer, ObserveCommit
 from liveness.engine.component_index import ComponentTotals
+from liveness.engine.counter_totals import Counted, add_counted
 from liveness.engine.listener import NodeListener
 from liveness.engine.observed_clock import ListeningTime
 from liveness.engine.open_activities import OpenActivities
 from liveness.engine.policies import Policies
 from liveness.engine.receive_progress import ReceiveProgress
+from liveness.engine.registry_index import RegistryTotals
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.engine.shard_directory import ShardDirectory, SingleNodeDirectory
 from liveness.engine.timers import Timers
@@ -76,6 +78,8 @@ class Node:
         """Workers per namespace of each shard that is being read again."""
         self._dropped_activities: dict[int, OpenActivities] = {}
         """Open activities of each of these shards."""
+        self._dropped_units: dict[int, Counter[str]] = {}
+        """Units of work per namespace of each of these shards."""
         self._give_up_count = 0
         """How often `give_up_shards` was called; shards that were to be read again before are not."""
         self._is_running = False
@@ -89,6 +93,9 @@ class Node:
         self.census: Counter[NamespaceState] = Counter()
         """Workers by namespace and state, over all shards that serve here."""
         self.components = ComponentTotals()
+        self.registry = RegistryTotals()
+        self._applied_before: dict[str, Counted] = {}
+        """What workers counted here, in shards that are no longer served."""
         self.open_activities = OpenActivities()
         """Open activities by namespace, over all shards that serve here."""
         self.listening = ListeningTime(clock)
@@ -167,6 +174,7 @@ class Node:
         self._give_up_count += 1
         self._dropped_population.clear()
         self._dropped_activities.clear()
+        self._dropped_units.clear()
         if self.committer.abandon(served):
             self._tasks.start(self.committer.run())
         return len(served)
@@ -273,6 +281,21 @@ class Node:
             part.payload_bytes[namespace] for part in parts
         )
 
+    def count_units(self, namespace: str) -> int:
+        """Units of work of a namespace. A shard that is being read again counts as it was."""
+        return sum(shard.progress.counts[namespace] for shard in self.shards()) + sum(
+            units[namespace] for units in self._dropped_units.values()
+        )
+
+    def counted(self) -> dict[str, Counted]:
+        """What workers counted on this node since its start, by namespace, without what was refused or repeated. Includes
+        heartbeats whose commit failed."""
+        return add_counted([self._applied_before, *(shard.census.totals.applied for shard in self.shards())])
+
+    def counter_totals(self) -> dict[str, Counted]:
+        """What the workers of this node's shards counted since each registered, by namespace."""
+        return add_counted(shard.census.totals.totals() for shard in self.shards())
+
     def barrier(self) -> CommitGroup:
         """The group after which everything that memory shows now is durable."""
         if self.clock.monotonic_ms() >= self._directory.owned_until_ms:
@@ -366,6 +389,7 @@ class Node:
             if self._shards[shard.id] is shard:
                 self._dropped_population[shard.id] = shard.population
                 self._dropped_activities[shard.id] = shard.activities.open
+                self._dropped_units[shard.id] = shard.progress.counts
                 self._close(shard)
             shard.is_handed_over = False  # the commit that would have handed it over is lost
         if self._closing:
@@ -414,8 +438,10 @@ class Node:
 
     def _close(self, shard: Shard) -> None:
         self._shards[shard.id] = None
+        self._applied_before = add_counted([self._applied_before, shard.census.totals.applied])
         shard.census.detach()
         shard.census.components.detach()
+        shard.census.registry.detach()
         shard.activities.open.detach()
         self.throttle.drop_shard(shard)
         for listener in self._listeners:
@@ -443,9 +469,11 @@ class Node:
             self._shards[snapshot.shard_id] = shard
             shard.census.attach(self.census)
             shard.census.components.attach(self.components)
+            shard.census.registry.attach(self.registry)
             shard.activities.open.attach(self.open_activities)
             self._dropped_population.pop(snapshot.shard_id, None)
             self._dropped_activities.pop(snapshot.shard_id, None)
+            self._dropped_units.pop(snapshot.shard_id, None)
             taken.append(shard)
             for listener in self._listeners:
                 listener.shard_opened(shard)

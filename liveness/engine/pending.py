@@ -8,6 +8,7 @@ from liveness.diagnostics.heartbeat_history import HeartbeatHistory
 from liveness.domain.activity import Activity
 from liveness.domain.events import Event, LeaseRenewed
 from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.progress import UnitKey, UnitProgress
 from liveness.domain.verdicts import NO_VERDICTS, VerdictCounts
 from liveness.domain.worker import Worker
 from liveness.store.api import NewTaskBatch, ShardCommit, TaskUpdate
@@ -23,7 +24,8 @@ a commit that hangs would end in a row for every heartbeat that came meanwhile."
 class Pending:
     """Plain renewals gather in one open row, which closes when order demands it: before another event about a worker
     that is in it. So renewals come after all earlier events of their worker and before all later ones, and a shard's
-    commit of nothing but renewals is one row.
+    commit of nothing but renewals is one row. A row has every renewal, several of one worker in their order: recovery counts
+    them.
 
     The row also closes when the offset of wall time to observed time changes: the row's two times give that offset, and
     with it the wall time of each of its renewals."""
@@ -31,12 +33,14 @@ class Pending:
     __slots__ = (
         "activities",
         "config",
+        "earlier_renewals",
         "entries",
         "epoch_floor",
         "feed_seq",
         "heartbeat_history",
         "last_seq",
         "new_tasks",
+        "progress",
         "renewals",
         "task_updates",
         "verdicts",
@@ -53,10 +57,14 @@ class Pending:
         """The sequence of the newest entry that is not plain renewals; 0 if there is none."""
         self.entries: list[LogEntry] = []
         self.renewals: dict[int, LeaseRenewed] = {}
+        """The last renewal of each worker in the open row."""
+        self.earlier_renewals: list[tuple[int, LeaseRenewed]] = []
+        """Those before the last, which few workers have in one row."""
         self.workers: dict[WorkerKey, tuple[Worker, int] | None] = {}
         self.activities: dict[ActivityKey, Activity] = {}
         self.new_tasks: list[NewTaskBatch] = []
         self.task_updates: dict[int, TaskUpdate] = {}
+        self.progress: dict[UnitKey, UnitProgress | None] = {}
         self.config: dict[str, Mapping[str, float]] = {}
         self.verdicts: dict[str, VerdictCounts] = {}
         self.epoch_floor: int | None = None
@@ -76,11 +84,8 @@ class Pending:
         return observed_ms + self.wall_offset_ms
 
     def add_renewal(self, number: int, event: LeaseRenewed) -> None:
-        earlier = self.renewals.get(number)
-        # A later renewal with the same sequence number replaces the earlier one. With another number both are kept,
-        # because a gap between the numbers is itself a fact.
-        if earlier is not None and earlier.sequence != event.sequence:
-            self.close_renewals()
+        """Add a renewal of a worker that has one in the open row already."""
+        self.earlier_renewals.append((number, self.renewals.pop(number)))
         self.renewals[number] = event
 
     def add(
@@ -100,7 +105,12 @@ class Pending:
     def close_renewals(self) -> None:
         if self.renewals:
             self.last_seq += 1
-            renewals = RenewalBatch(list(self.renewals), list(self.renewals.values()))
+            numbers, events = list(self.renewals), list(self.renewals.values())
+            if self.earlier_renewals:
+                numbers = [number for number, _ in self.earlier_renewals] + numbers
+                events = [event for _, event in self.earlier_renewals] + events
+                self.earlier_renewals = []
+            renewals = RenewalBatch(numbers, events)
             observed_ms = renewals.renewals[-1].at_ms
             wall_ms = observed_ms + self.wall_offset_ms
             self.entries.append(LogEntry(self.last_seq, None, None, None, wall_ms, observed_ms, renewals))
@@ -124,6 +134,7 @@ class Pending:
             activities=self.activities,
             new_tasks=self.new_tasks,
             task_updates=self.task_updates,
+            progress=self.progress,
             config=self.config,
             verdicts=self.verdicts,
             epoch_floor=self.epoch_floor,

@@ -21,13 +21,15 @@ def with_renewal_state(worker: Worker, renewal_state: RenewalState) -> Worker:
         errors=renewal_state.errors,
         resync=renewal_state.resync,
         wall_offset_ms=None if wall_offset_ms is None else intern_ms(wall_offset_ms),
+        # A checkpoint of a version that did not count them has none.
+        heartbeats=max(worker.heartbeats, renewal_state.heartbeats),
     )
 
 
 def renewal_state_of(worker: Worker) -> RenewalState:
     return RenewalState(
         worker.number, worker.sequence, worker.renewed_ms, worker.successes, worker.errors, worker.resync,
-        worker.wall_offset_ms,
+        worker.wall_offset_ms, worker.heartbeats,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from liveness.clock import Clock
 from liveness.diagnostics.evidence import EvidenceCollector, EvidenceSources
-from liveness.domain import activity_decider, component_decider, decider
+from liveness.domain import activity_decider, component_decider, decider, registry_decider
 from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import ActivityEvents
 from liveness.domain.commands import Deactivate, Heartbeat
@@ -23,7 +23,9 @@ from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
     ConfigChanged,
     LeaseRenewed,
+    ReplicaSeen,
     SessionReplaced,
+    WorkerDeactivated,
     WorkerEvent,
     WorkerForgotten,
     WorkerRegistered,
@@ -33,7 +35,9 @@ from liveness.domain.fold import apply_renewal, evolve
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.plain_renewal import renew_if_plain
 from liveness.domain.policy import Policy
+from liveness.domain.progress import ProgressReport, UnitKey
 from liveness.domain.reactions import ActivityRescheduleTask, react
+from liveness.domain.registry_decider import Registration
 from liveness.domain.verdicts import count_verdict, is_death, is_silent_death
 from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.engine.activity_book import ActivityBook
@@ -48,6 +52,7 @@ from liveness.engine.changes import (
 )
 from liveness.engine.observed_clock import ListeningTime, ObservedClock
 from liveness.engine.pending import SAME_OFFSET_MS, Pending
+from liveness.engine.progress_book import ProgressBook
 from liveness.engine.recovery import RecoveredWorkers, renewal_state_of
 from liveness.engine.timers import Timers
 from liveness.expiry.disconnects import DisconnectedWorkers
@@ -127,8 +132,7 @@ class Shard:
         self.workers = recovered.workers
         self.activities = ActivityBook(dict(snapshot.activities), timers)
         self.census = Census(self.workers)
-        self.population = self.census.population
-        """ACTIVE and INACTIVE workers per namespace."""
+        self.progress = ProgressBook(snapshot.progress)
         self.slots = Counter(snapshot.slots)
         """Workers per namespace that this shard may have, if several nodes share the namespace's quota."""
         self.epoch_floor = snapshot.epoch_floor
@@ -157,6 +161,11 @@ class Shard:
         self._dirty = False
         for key, worker in self.workers.items():
             self._arm(key, worker)
+
+    @property
+    def population(self) -> Counter[str]:
+        """ACTIVE and INACTIVE workers per namespace."""
+        return self.census.population
 
     # -- time
 
@@ -200,6 +209,12 @@ class Shard:
             return None
         event, after = renewal
         self._store_renewal(key, event, after)
+        applied = self.census.totals.applied[key[0]]
+        applied[0] += 1
+        if successes:
+            applied[1] += successes
+        if errors:
+            applied[2] += errors
         if self.needs_attention:
             self._mark_alive(key)
         return after
@@ -227,10 +242,71 @@ class Shard:
     ) -> tuple[HeartbeatOutcome, Worker]:
         worker = self.workers.get(key)
         events = decider.heartbeat(key, worker, beat, now_ms, self.epoch_floor)
+        return self._heard(key, worker, events, beat.policy, now_ms, wall_ms, admit, admit_session)
+
+    def register_component(
+        self, key: WorkerKey, registration: Registration, admit: AdmitWorker, admit_session: AdmitSession
+    ) -> tuple[HeartbeatOutcome | None, Worker]:
+        """The outcome is None if the process became a replica."""
+        worker, now_ms, wall_ms = self.workers.get(key), self.now_ms(), self._clock.wall_ms()
+        events = registry_decider.register(key, worker, registration, now_ms, wall_ms, self.epoch_floor)
+        return self._heard_component(
+            key, worker, events, registration.beat.policy, now_ms, wall_ms, admit, admit_session
+        )
+
+    def hear_component(
+        self, key: WorkerKey, beat: Heartbeat, status: str, admit: AdmitWorker, admit_session: AdmitSession
+    ) -> tuple[HeartbeatOutcome | None, Worker]:
+        """A heartbeat of a registered component. The outcome is None if it came from a replica."""
+        worker, now_ms, wall_ms = self.workers.get(key), self.now_ms(), self._clock.wall_ms()
+        events = registry_decider.heartbeat(key, worker, beat, status, now_ms, wall_ms)
+        return self._heard_component(key, worker, events, beat.policy, now_ms, wall_ms, admit, admit_session)
+
+    def deregister_component(
+        self, key: WorkerKey, session_id: str, reason: str, policy: Policy, principal: str
+    ) -> int:
+        """Return how many activities the worker lost."""
+        worker, now_ms = self.workers.get(key), self.now_ms()
+        events = registry_decider.deregister(key, worker, session_id, reason, policy, now_ms, principal)
+        assert worker is not None
+        self._apply_if_any(key, worker, events, now_ms)
+        return len(worker.bindings) if events and type(events[0]) is WorkerDeactivated else 0
+
+    def _heard_component(
+        self,
+        key: WorkerKey,
+        worker: Worker | None,
+        events: tuple[WorkerEvent, ...],
+        policy: Policy,
+        now_ms: int,
+        wall_ms: int,
+        admit: AdmitWorker,
+        admit_session: AdmitSession,
+    ) -> tuple[HeartbeatOutcome | None, Worker]:
+        if worker is not None and events and type(events[0]) is ReplicaSeen:
+            after = self._apply(key, worker, events, now_ms, wall_ms)
+            assert after is not None
+            return None, after
+        outcome, worker = self._heard(key, worker, events, policy, now_ms, wall_ms, admit, admit_session)
+        self.remember_fingerprint(worker, None)
+        return outcome, worker
+
+    def _heard(
+        self,
+        key: WorkerKey,
+        worker: Worker | None,
+        events: tuple[WorkerEvent, ...],
+        policy: Policy,
+        now_ms: int,
+        wall_ms: int,
+        admit: AdmitWorker,
+        admit_session: AdmitSession,
+    ) -> tuple[HeartbeatOutcome, Worker]:
+        """Apply what a heartbeat of the worker caused, unless there is no room for it."""
         if events and type(events[0]) is WorkerRegistered:
-            admit(self, key.namespace, beat.policy)
+            admit(self, key.namespace, policy)
         if worker is not None and events and type(events[0]) in _OUTCOMES:
-            admit_session(key, beat.policy)
+            admit_session(key, policy)
         if worker is not None and not events:
             return HeartbeatOutcome.REPEATED, worker
         was_held = key in self.needs_attention and self._mark_alive(key)
@@ -332,6 +408,19 @@ class Shard:
         now_ms = self.now_ms()
         return self.activities.apply(key, events, self._pending, self._wall_time(now_ms), now_ms)
 
+    def report_progress(self, key: UnitKey, report: ProgressReport) -> bool:
+        """Returns whether the report counts; it does not if it was counted before."""
+        now_ms = self.now_ms()
+        is_counted = self.progress.report(key, report, self._pending, self._wall_time(now_ms), now_ms)
+        if is_counted:
+            self._mark_dirty()
+        return is_counted
+
+    def forget_progress(self, key: UnitKey, reason: str, by: str) -> None:
+        now_ms = self.now_ms()
+        self.progress.forget(key, reason, by, self._pending, self._wall_time(now_ms), now_ms)
+        self._mark_dirty()
+
     def clean_up(self, key: WorkerKey, policy: Policy) -> bool:
         worker = self.workers[key]
         now_ms = self.now_ms()
@@ -432,6 +521,7 @@ class Shard:
     def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
         after = apply_renewal(worker, event, self._pending.wall_offset_ms)
         self._store_renewal(key, event, after)
+        self.census.totals.record_change(key.namespace, worker, after)
         return after
 
     def _store_renewal(self, key: tuple[str, str], event: LeaseRenewed, after: Worker) -> None:
@@ -479,6 +569,7 @@ class Shard:
         self, key: WorkerKey, before: Worker | None, event: WorkerEvent, after: Worker | None, seq: int
     ) -> None:
         """Update everything that is derived from workers after one event."""
+        self.census.totals.record_change(key.namespace, before, after)
         if before is not None and (after is None or after.number != before.number):
             self._fingerprints.pop(before.number, None)
         if after is None:
@@ -515,6 +606,8 @@ class Shard:
             self._pending.new_tasks.append(NewTaskBatch.of(batch, self._shard_count))
         if (before and before.standing.component) or (after and after.standing.component):
             self.census.components.record(key, after, self._clock.wall_ms())
+        if (before and before.standing.entry) or (after and after.standing.entry):
+            self.census.registry.record(key, after)
         if isinstance(event, DEFERRED_ROW_EVENTS):
             return
         self.disconnected.pop(key, None)

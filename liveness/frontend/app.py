@@ -22,6 +22,7 @@ from liveness.routing.channels import ChannelPool
 from liveness.routing.discovery import NodeRouteSource, RouteRefresher
 from liveness.routing.forwarding import RpcResponse
 from liveness.routing.gateway import Gateway
+from liveness.routing.own_calls import OwnCalls
 from liveness.routing.retry_budget import RetryBudget
 from liveness.routing.routing_rules import RetrySafety
 from liveness.routing.routing_table import Member, RoutingTable
@@ -39,6 +40,7 @@ from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.listener_options import server_options
 from liveness.server.oversight import Oversight
+from liveness.server.self_registration import SelfRegistration, own_component
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.store.database import ConnectionCounts
 from liveness.store.errors import StoreError, StoreUnusable
@@ -47,7 +49,16 @@ from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.telemetry.process_metrics import FRONTEND_METRICS, FrontendTelemetry
 from liveness.telemetry.prometheus import PrometheusExporter
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, component_service_pb2, service_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    cluster_pb2,
+    component_metrics_service_pb2,
+    component_service_pb2,
+    progress_service_pb2,
+    registry_service_pb2,
+    service_pb2,
+)
 
 logger = structlog.get_logger("liveness.frontend")
 
@@ -59,6 +70,9 @@ SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
+    component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
+    registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
+    progress_service_pb2.DESCRIPTOR.services_by_name["ProgressService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 
@@ -245,6 +259,15 @@ class Frontend:
             self._tasks.start(self.tls.run())
         await server.start()
         self.address = f"{host}:{port}"
+
+    def self_registration(self, http_url: str) -> SelfRegistration:
+        """The registration of this process as a component."""
+        host, uri = socket.gethostname(), f"grpc://{self.address}"
+        component = own_component(
+            "server_api", "frontend", self.address, host, os.getpid(), uri, http=http_url
+        )
+        calls = OwnCalls(self.gateway, self._clock)
+        return SelfRegistration(self._clock, calls, [component], asks_callers=self._settings.auth == "on")
 
     async def _ask_node_about(
         self, request: cluster_pb2.AuthenticateRequest

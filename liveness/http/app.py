@@ -45,6 +45,8 @@ ANY_HOST_PATHS = ("/healthz", "/readyz")
 """Paths that reveal nothing and that probes call with any Host header."""
 
 RequestHandler = Callable[[Request], Awaitable[Response]]
+PathHandlers = Mapping[str, Mapping[str, RequestHandler]]
+"""By path and verb."""
 
 
 class HttpApp:
@@ -57,19 +59,16 @@ class HttpApp:
         body_reader: BodyReader,
         *,
         files: Mapping[str, StaticFile],
-        get_handlers: Mapping[str, RequestHandler],
-        post_handlers: Mapping[str, RequestHandler],
+        handlers: PathHandlers,
     ) -> None:
-        """The handlers are of paths outside the API, `post_handlers` of those that change something. The latter check the type
-        of their content."""
+        """`handlers`: of paths outside the API. Those that change something check the type of their content."""
         self._guard = guard
         self._endpoints = endpoints
         self._grpc_client = grpc_client
         self._streams = streams
         self._body_reader = body_reader
         self._files = files
-        self._get_handlers = get_handlers
-        self._post_handlers = post_handlers
+        self._handlers = handlers
         self._executor = ThreadPoolExecutor(1, "liveness-http")
         self._closing = False
 
@@ -110,21 +109,15 @@ class HttpApp:
         self._guard.check_origin(request.method, request.headers)
         self._guard.check_session_origin(request.method, request.headers)
         verb = "GET" if request.method == "HEAD" else request.method
-        file = self._files.get(path)
-        if file is not None or path in self._get_handlers:
+        if (file := self._files.get(path)) is not None:
             if verb != "GET":
                 raise _method_not_allowed(verb, ("GET", "HEAD"))
-            response = (
-                file.response(request.headers)
-                if file is not None
-                else await self._get_handlers[path](request)
-            )
-            await response(request.scope, request.receive, send)
+            await file.response(request.headers)(request.scope, request.receive, send)
             return
-        if path in self._post_handlers:
-            if verb != "POST":
-                raise _method_not_allowed(verb, ("POST",))
-            response = await self._post_handlers[path](request)
+        if (handlers := self._handlers.get(path)) is not None:
+            if verb not in handlers:
+                raise _method_not_allowed(verb, (*handlers, *(("HEAD",) if "GET" in handlers else ())))
+            response = await handlers[verb](request)
             await response(request.scope, request.receive, send)
             return
         found = self._endpoints.find(verb, raw_path)

@@ -21,6 +21,7 @@ BODY_BYTES_MAX_OF_METHOD = {
     "RecordWorkerHeartbeat": 4 * MIB,  # with full_bindings it names up to 1,000 activities with their tokens
     "ScheduleActivity": 512 * KIB,  # a payload has 256 KiB at most, and base64 adds a third
     "CompleteActivity": 512 * KIB,
+    "ReportMetrics": 2 * MIB,  # up to 1,000 samples
     "PollActivity": 512 * KIB,  # it names up to 1,000 activity types
 }
 TOTAL_BYTES_MAX = 64 * MIB

@@ -66,6 +66,14 @@ def is_scalar(field: FieldDescriptor) -> bool:
     return field.message_type is None or field.message_type.full_name in TEXT_MESSAGES
 
 
+def is_text_map(field: FieldDescriptor) -> bool:
+    """Whether the field maps texts to texts. In a query, each entry is a parameter: labels[queue]=gpu."""
+    entry = field.message_type
+    if entry is None or not entry.GetOptions().map_entry:
+        return False
+    return all(part.type == FieldDescriptor.TYPE_STRING for part in entry.fields)
+
+
 def parse_text(path: FieldPath, text: str) -> Any:
     """Convert a text from the path or the query to the field's JSON value."""
     if path.leaf.type == FieldDescriptor.TYPE_BOOL:

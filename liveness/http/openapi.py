@@ -10,18 +10,29 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 
 from liveness.http.endpoints import WHOLE_BODY, Endpoint, endpoints_of
-from liveness.http.fields import FieldPath, is_scalar
+from liveness.http.fields import FieldPath, is_scalar, is_text_map
 from liveness.http.json_output import json_bytes
 from liveness.http.schemas import Schema, Schemas, comment_of
 from liveness.http.static_files import StaticFile
 from liveness.http.worker_paths import PATHS
-from liveness.v1 import activity_pb2, admin_pb2, component_service_pb2, service_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    component_metrics_service_pb2,
+    component_service_pb2,
+    progress_service_pb2,
+    registry_service_pb2,
+    service_pb2,
+)
 from liveness.version import VERSION
 
 SERVICES: tuple[ServiceDescriptor, ...] = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     component_service_pb2.DESCRIPTOR.services_by_name["ComponentService"],
+    component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
+    registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
+    progress_service_pb2.DESCRIPTOR.services_by_name["ProgressService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 """The services that HTTP offers."""
@@ -170,7 +181,7 @@ def query_parameters(endpoint: Endpoint) -> Iterator[FieldPath]:
 
 def _leaves(message: Descriptor, parents: tuple[FieldDescriptor, ...]) -> Iterator[FieldPath]:
     for field in message.fields:
-        if is_scalar(field):
+        if is_scalar(field) or is_text_map(field):
             yield FieldPath((*parents, field))
             continue
         nested = field.message_type
@@ -183,6 +194,8 @@ def _parameter(location: str, path: FieldPath, schemas: Schemas, *, required: bo
     schema = schemas.of_field(path.leaf)
     name = path.leaf.name if location == "path" else str(path)
     parameter: dict[str, Any] = {"name": name, "in": location, "schema": schema}
+    if is_text_map(path.leaf):
+        parameter |= {"style": "deepObject", "explode": True}
     if required:
         parameter["required"] = True
         if schema.get("type") == "string":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from starlette.responses import Response
 from liveness.background import BackgroundTasks
 from liveness.clock import Clock
 from liveness.domain.errors import PermissionDenied
-from liveness.http.app import HttpApp, RequestHandler, internal_error, json_response
+from liveness.http.app import HttpApp, PathHandlers, RequestHandler, internal_error, json_response
 from liveness.http.body_reader import BodyReader
 from liveness.http.connection_protocol import LimitedProtocol
 from liveness.http.connections import Connections, LimitedListener, connections_max
@@ -51,6 +51,8 @@ _HEALTH: ServiceDescriptor = Default().FindServiceByName("grpc.health.v1.Health"
 
 Metrics = Callable[[], tuple[bytes, str]]
 """Returns the content of /metrics and its content type."""
+Door = Callable[[GrpcClient, BodyReader], PathHandlers]
+"""Makes the handlers of paths that clients of another system know."""
 
 
 class _UvicornWithoutSignals(uvicorn.Server):
@@ -78,11 +80,13 @@ class HttpServer:
         connect: Callable[..., Any] = grpc.aio.insecure_channel,
         ssl_context: ssl.SSLContext | None = None,
         describe_caller: DescribeCaller | None = None,
+        doors: Sequence[Door] = (),
     ) -> None:
         """`hosts`: further host names under which clients reach the server. `metrics`: None if there is no /metrics.
         `connections`: how many at most; None: as the process's descriptors allow. `connect`: opens the channel to
         `grpc_address`. `ssl_context`: None to serve plain HTTP. `asks_callers`: whether the node asks who calls; then /metrics
-        needs a credential, too. `describe_caller`: tells the node from where a request came."""
+        needs a credential, too. `describe_caller`: tells the node from where a request came.
+        `doors`: paths that clients of other systems know."""
         self._asks_callers = asks_callers
         self.url = (
             listen_address.url if ssl_context is None else listen_address.url.replace("http:", "https:", 1)
@@ -96,14 +100,16 @@ class HttpServer:
         body_reader = body_reader or BodyReader()
         sign_in = SignIn(self._grpc_client, body_reader, clock)
         worker_paths = WorkerPaths(self._grpc_client, body_reader)
-        get_handlers: dict[str, RequestHandler] = {
-            "/healthz": self._healthz,
-            "/readyz": self._readyz,
-            **sign_in.get_handlers(),
-            **worker_paths.get_handlers(),
+        handlers: dict[str, Mapping[str, RequestHandler]] = {
+            "/healthz": {"GET": self._healthz},
+            "/readyz": {"GET": self._readyz},
+            **sign_in.handlers(),
+            **worker_paths.handlers(),
         }
+        for door in doors:
+            handlers.update(door(self._grpc_client, body_reader))
         if metrics is not None:
-            get_handlers["/metrics"] = self._metrics_response
+            handlers["/metrics"] = {"GET": self._metrics_response}
         self._app = HttpApp(
             Guard(listen_address.names, proxy_hosts=hosts, allow_any_ip=listen_address.is_wildcard),
             EndpointTable(endpoints_of(SERVICES)),
@@ -111,8 +117,7 @@ class HttpServer:
             EventStreams(clock, streams_max),
             body_reader,
             files={**read_files(static), "/openapi.json": document_file()},
-            get_handlers=get_handlers,
-            post_handlers={**sign_in.post_handlers(), **worker_paths.post_handlers()},
+            handlers=handlers,
         )
 
     async def start(self) -> None:

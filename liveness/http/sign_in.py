@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -14,7 +13,7 @@ from starlette.responses import Response
 
 from liveness.clock import Clock
 from liveness.domain.errors import InvalidField
-from liveness.http.app import RequestHandler, json_response
+from liveness.http.app import PathHandlers, json_response
 from liveness.http.body_reader import BodyReader
 from liveness.http.errors import from_rpc_error
 from liveness.http.grpc_client import DEFAULT_TIMEOUT_S, GrpcClient
@@ -42,11 +41,12 @@ class SignIn:
         self._body_reader = body_reader
         self._clock = clock
 
-    def get_handlers(self) -> Mapping[str, RequestHandler]:
-        return {"/auth/session": self._session}
-
-    def post_handlers(self) -> Mapping[str, RequestHandler]:
-        return {"/auth/sign-in": self._sign_in, "/auth/sign-out": self._sign_out}
+    def handlers(self) -> PathHandlers:
+        return {
+            "/auth/session": {"GET": self._session},
+            "/auth/sign-in": {"POST": self._sign_in},
+            "/auth/sign-out": {"POST": self._sign_out},
+        }
 
     async def _session(self, request: Request) -> Response:
         """Who is signed in. `authenticated` is false if the server asks nobody."""

@@ -18,8 +18,16 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from liveness.domain.errors import InvalidField, InvalidRequest
-from liveness.http.endpoints import WHOLE_BODY, Match
-from liveness.http.fields import FieldPath, enum_value, field_named, field_path, is_scalar, parse_text
+from liveness.http.endpoints import WHOLE_BODY, Endpoint, Match
+from liveness.http.fields import (
+    FieldPath,
+    enum_value,
+    field_named,
+    field_path,
+    is_scalar,
+    is_text_map,
+    parse_text,
+)
 
 QUERY_FIELDS_MAX = 1_000
 VALUES_MAX = 100_000
@@ -31,6 +39,7 @@ TEXTS_PER_LIST_MAX = 10_000
 TEXT_CHARS_MAX = 350 * 1024
 """A payload of 256 KiB in base64. ParseDict searches each text with a regular expression, during which no thread can run."""
 MESSAGE_CHARS_MAX = 200
+_MAP_ENTRY = re.compile(r"([\w.]+)\[(.*)\]", re.DOTALL)
 
 
 class MalformedJson(InvalidRequest):
@@ -202,6 +211,13 @@ def _parameters(match: Match, query: str) -> Mapping[FieldPath, Any]:
         ) from None
     found: dict[FieldPath, Any] = {}
     for name, text in pairs:
+        if (entry := _map_entry(endpoint, name)) is not None:
+            map_path, key = entry
+            entries = found.setdefault(map_path, {})
+            if key in entries:
+                raise InvalidField(field=name, rule="occurs twice in the query")
+            entries[key] = text
+            continue
         path = None if endpoint.body == WHOLE_BODY else field_path(endpoint.method.input_type, name)
         if (
             path is None
@@ -218,6 +234,17 @@ def _parameters(match: Match, query: str) -> Mapping[FieldPath, Any]:
         else:
             found[path] = value
     return found
+
+
+def _map_entry(endpoint: Endpoint, name: str) -> tuple[FieldPath, str] | None:
+    """The map field and the key that a parameter like labels[queue] names."""
+    parts = _MAP_ENTRY.fullmatch(name)
+    if parts is None or endpoint.body == WHOLE_BODY:
+        return None
+    path = field_path(endpoint.method.input_type, parts[1])
+    if path is None or not is_text_map(path.leaf) or path.fields[0].name == endpoint.body:
+        return None
+    return path, parts[2]
 
 
 def _set(message: Message, path: FieldPath, value: Any) -> None:

@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from liveness.domain.errors import InvalidField, PermissionDenied
-from liveness.http.app import RequestHandler, json_response
+from liveness.http.app import PathHandlers, json_response
 from liveness.http.body_reader import BODY_BYTES_MAX, BodyReader
 from liveness.http.endpoints import WHOLE_BODY, Endpoint, Match
 from liveness.http.errors import from_error, from_rpc_error, http_error
@@ -161,11 +161,12 @@ class WorkerPaths:
         self._grpc_client = grpc_client
         self._body_reader = body_reader
 
-    def get_handlers(self) -> Mapping[str, RequestHandler]:
-        return {STATUS.template: self._status, INFO.template: self._info}
-
-    def post_handlers(self) -> Mapping[str, RequestHandler]:
-        return {RESTART.template: self._restart}
+    def handlers(self) -> PathHandlers:
+        return {
+            STATUS.template: {"GET": self._status},
+            INFO.template: {"GET": self._info},
+            RESTART.template: {"POST": self._restart},
+        }
 
     # -- reading
 

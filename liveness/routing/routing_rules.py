@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from liveness.domain.component import group_of, supervisor_key
+from liveness.domain.progress import name_of_unit
 
 ShardKey = tuple[str, str]
 """Namespace and name, the arguments of `shard_of`."""
@@ -58,6 +59,10 @@ def _by_group(request: Any) -> ShardKey:
 
 def _by_group_of_component(request: Any) -> ShardKey:
     return request.namespace, supervisor_key(group_of(request.worker_instance_key) or "")
+
+
+def _by_unit(request: Any) -> ShardKey:
+    return request.namespace, name_of_unit(request.unit)
 
 
 def _by_namespace(request: Any) -> ShardKey:
@@ -115,6 +120,20 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "ComponentService/GetComponentLogs": RoutingRule(
         RoutingKind.BY_SHARD, shard_key=_by_group_of_component, wait_ms_max=OUTPUT_MS_MAX
     ),
+    # Samples of the same time replace each other, so a second report changes nothing.
+    "ComponentMetricsService/ReportMetrics": WORKER_SHARD,
+    "ComponentMetricsService/QueryMetrics": ANY_NODE,
+    "RegistryService/Register": WORKER_SHARD,
+    "RegistryService/Heartbeat": WORKER_SHARD,
+    "RegistryService/Deregister": WORKER_SHARD,
+    "RegistryService/GetEntry": WORKER_SHARD,
+    "RegistryService/ListEntries": ANY_NODE,
+    # A second call counts the same work again, unless it has a report_id; its reporter then sends it again by itself.
+    "ProgressService/ReportProgress": RoutingRule(RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_unit),
+    "ProgressService/GetProgress": RoutingRule(RoutingKind.BY_SHARD, shard_key=_by_unit),
+    "ProgressService/ListProgress": ANY_NODE,
+    # A second call would answer that there is no such unit, which hides the first.
+    "ProgressService/ForgetProgress": RoutingRule(RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_unit),
     "AdminService/ExpireWorker": WORKER_SHARD,
     # A second call would answer that there is no such worker, which hides the first.
     "AdminService/ForgetWorker": RoutingRule(RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_worker),

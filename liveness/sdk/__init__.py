@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         WorkerStopped,
     )
     from liveness.sdk.held_attempt import LostSignal
+    from liveness.sdk.metrics import MetricPoint, MetricSeries
+    from liveness.sdk.registration import Registration
     from liveness.sdk.task import Stats, Task
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
     from liveness.sdk.worker import Worker
@@ -80,6 +82,8 @@ __all__ = [
     "LeaseLost",
     "LivenessSdkError",
     "LostSignal",
+    "MetricPoint",
+    "MetricSeries",
     "NamespaceUnknown",
     "NoNewWork",
     "NotAuthenticated",
@@ -87,6 +91,7 @@ __all__ = [
     "NotPermitted",
     "Payload",
     "QuotaReached",
+    "Registration",
     "RetryLater",
     "RetryPolicy",
     "Scheduled",
@@ -109,6 +114,8 @@ _MODULES = (
     "liveness.sdk.converter",
     "liveness.sdk.errors",
     "liveness.sdk.held_attempt",
+    "liveness.sdk.metrics",
+    "liveness.sdk.registration",
     "liveness.sdk.task",
     "liveness.sdk.values",
     "liveness.sdk.worker",

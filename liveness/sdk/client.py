@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -25,6 +25,13 @@ from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
 from liveness.sdk.connection import Connection, UnaryMethod, credentials_for
 from liveness.sdk.converter import DEFAULT_CONVERTER, Converter, Payload, decode, encode, parse_json
 from liveness.sdk.failover import ServerEndpoint
+from liveness.sdk.metrics import (
+    MetricSeries,
+    metrics_error,
+    report_metrics,
+    report_request,
+    series_from_proto,
+)
 from liveness.sdk.rpc_failures import RpcFailed, activity_error
 from liveness.sdk.values import (
     RESTING_STATES,
@@ -38,7 +45,7 @@ from liveness.sdk.values import (
     to_activity_ref,
     to_duration,
 )
-from liveness.v1 import activity_pb2
+from liveness.v1 import activity_pb2, component_metrics_service_pb2
 
 PAGE_MAX = 1_000
 WAIT_BACKOFF_MS = (20, 1_000)
@@ -243,6 +250,62 @@ class Client:
             wait_ms = min(wait_ms * 3 // 2, WAIT_BACKOFF_MS[1])
         return info
 
+    async def report_metrics(
+        self,
+        worker: str,
+        gauges: Mapping[str, float] | None = None,
+        *,
+        counters: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Report numbers about a component, like `Worker.metrics`. `worker`: its instance key; it need not be registered."""
+        request = report_request(self._namespace, worker, gauges or {}, counters or {}, labels)
+        await asyncio.wrap_future(report_metrics(self._connect(), request, self._timeout_ms / 1_000))
+
+    async def query_metrics(
+        self,
+        *,
+        worker: str = "",
+        name: str = "",
+        labels: Mapping[str, str] | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        step: float | timedelta | None = None,
+    ) -> builtins.list[MetricSeries]:
+        """The series that meet every given condition and have samples from `start`, an hour before the end, to `end`, now.
+        `step`: seconds that one point stands for; None: so that a series has at most 300 points."""
+        request = component_metrics_service_pb2.QueryMetricsRequest(
+            namespace=self._namespace,
+            worker_instance_key=worker,
+            name=name,
+            labels=labels or {},
+            start_time=None if start is None else _to_timestamp(start),
+            end_time=None if end is None else _to_timestamp(end),
+            step=None if step is None else to_duration(step),
+        )
+        found: builtins.list[MetricSeries] = []
+        while True:
+            page = await self._query_metrics(request)
+            found.extend(map(series_from_proto, page.series))
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
+
+    async def _query_metrics(self, request: component_metrics_service_pb2.QueryMetricsRequest) -> Any:
+        connection = self._connect()
+        outcome = connection.call(
+            lambda endpoint: endpoint.metrics.QueryMetrics,
+            request,
+            timeout_s=connection.call_timeout_s(self._timeout_ms / 1_000),
+            deadline_ms=connection.clock.monotonic_ms() + self._timeout_ms,
+            should_retry=lambda rpc_failure: rpc_failure.is_retryable,
+        )
+        try:
+            return await asyncio.wrap_future(outcome)
+        except RpcFailed as error:
+            address = format_addresses(self._addresses)
+            raise metrics_error(error.rpc_failure, "QueryMetrics", address, self._namespace) from None
+
     def _activity_info(self, message: activity_pb2.Activity) -> ActivityInfo:
         names = message.id
         return ActivityInfo(
@@ -362,9 +425,41 @@ class BlockingClient:
         """Raises TimeoutError after `timeout` seconds."""
         return _run(asyncio.wait_for(self._client.wait(id, type=type), timeout))
 
+    def report_metrics(
+        self,
+        worker: str,
+        gauges: Mapping[str, float] | None = None,
+        *,
+        counters: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        _run(self._client.report_metrics(worker, gauges, counters=counters, labels=labels))
+
+    def query_metrics(
+        self,
+        *,
+        worker: str = "",
+        name: str = "",
+        labels: Mapping[str, str] | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        step: float | timedelta | None = None,
+    ) -> builtins.list[MetricSeries]:
+        return _run(
+            self._client.query_metrics(
+                worker=worker, name=name, labels=labels, start=start, end=end, step=step
+            )
+        )
+
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
+
+
+def _to_timestamp(moment: datetime) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromDatetime(moment.astimezone(UTC))
+    return stamp
 
 
 def _to_datetime(stamp: Timestamp) -> datetime:

@@ -22,7 +22,10 @@ import grpc
 
 from liveness.sdk.rpc_failures import RpcFailure
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
+from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
+from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
+from liveness.v1.registry_service_pb2_grpc import RegistryServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
 CHANNEL_OPTIONS = (
@@ -64,6 +67,9 @@ class ServerEndpoint:
     liveness: LivenessServiceStub
     activities: ActivityServiceStub
     components: ComponentServiceStub
+    metrics: ComponentMetricsServiceStub
+    registry: RegistryServiceStub
+    progress: ProgressServiceStub
 
     @classmethod
     def connect(
@@ -78,6 +84,9 @@ class ServerEndpoint:
             LivenessServiceStub(channel),
             ActivityServiceStub(channel),
             ComponentServiceStub(channel),
+            ComponentMetricsServiceStub(channel),
+            RegistryServiceStub(channel),
+            ProgressServiceStub(channel),
         )
 
 

@@ -121,7 +121,7 @@ def worker_error(
             return SessionReplaced(worker=worker)
         case "NAMESPACE_NOT_FOUND":
             return NamespaceUnknown(address=address, namespace=namespace, detail=str(rpc_failure))
-        case "WORKER_QUOTA_EXCEEDED":
+        case "WORKER_QUOTA_EXCEEDED" | "SERIES_QUOTA_EXCEEDED":
             return QuotaReached(detail=str(rpc_failure))
         case "UNIMPLEMENTED":
             return VersionMismatch(level=API_LEVEL, address=address, detail=f"it does not know {call}.")

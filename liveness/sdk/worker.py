@@ -31,6 +31,8 @@ from liveness.sdk.errors import InvalidArgument, ServerAway, VersionMismatch, Wo
 from liveness.sdk.handlers import HANDLERS_MAX, Handler, RegisteredHandler, inspect_handler
 from liveness.sdk.held_attempt import call_on_loop
 from liveness.sdk.loop_lag import LoopLagProbe
+from liveness.sdk.metrics import report_metrics, report_request
+from liveness.sdk.progress_reporter import ProgressReporter
 from liveness.sdk.rpc_failures import API_LEVEL, RpcFailed, RpcFailure, worker_error
 from liveness.sdk.runner import Runner
 from liveness.sdk.session import WorkerSession
@@ -132,6 +134,7 @@ class Worker:
         self._stats = Stats()
         self._connection: Connection | None = None
         self._session: WorkerSession | None = None
+        self._progress: ProgressReporter | None = None
         self._lag_probe: LoopLagProbe | None = None
         self._runner: Runner | None = None
         self._stop_reason = ""
@@ -238,6 +241,47 @@ class Worker:
             converter=self._converter,
         )
 
+    async def metrics(
+        self,
+        gauges: Mapping[str, float] | None = None,
+        *,
+        counters: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Report numbers about this worker, by name: `await worker.metrics({"queue_depth": 17})`. Returns when they are
+        durable. `counters`: totals that only rise, from the start of the process. `labels`: of all of them; each combination
+        of values is a series, of which a worker may have 200. Raises QuotaReached if it has more."""
+        await asyncio.wrap_future(self._report_metrics(gauges or {}, counters or {}, labels))
+
+    def metrics_blocking(
+        self,
+        gauges: Mapping[str, float] | None = None,
+        *,
+        counters: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """`metrics` for programs without an event loop."""
+        self._report_metrics(gauges or {}, counters or {}, labels).result()
+
+    def _report_metrics(
+        self, gauges: Mapping[str, float], counters: Mapping[str, float], labels: Mapping[str, str] | None
+    ) -> Future[None]:
+        key = self._live_session().key
+        assert self._connection is not None
+        return report_metrics(
+            self._connection, report_request(self._namespace, key, gauges, counters, labels)
+        )
+
+    def progress(self, unit: str, *, successes: int = 0, error: str = "") -> None:
+        """Add to the totals of a unit of work, such as a table or a file, which any number of workers may share: successes, and one
+        error if its text is not empty.
+
+        Returns at once, on the event loop and in threads alike. The report is sent in the background, again after a failure, and
+        counted once. While the server is away, up to 1,000 reports wait; those of one unit are joined."""
+        self._live_session()
+        assert self._progress is not None
+        self._progress.report(unit, successes, error)
+
     async def run(self, *, handle_signals: bool = True) -> None:
         """Poll the task queue and run its activities until the worker is stopped: by SIGTERM or SIGINT, by `stop()`, or by
         an operator's drain. Running handlers may then continue for `stop_timeout`; the worker releases the rest. A second
@@ -337,6 +381,7 @@ class Worker:
         session = self._session = WorkerSession(
             connection, self._namespace, self._profile, make_key, self._grace_ms
         )
+        self._progress = ProgressReporter(connection, self._namespace, lambda: session.key)
         started = session.start()
         remaining_s = max(deadline_ms - connection.clock.monotonic_ms(), 0) / 1_000 + STOP_MARGIN_SECONDS
         yield _WaitStep(started, remaining_s)
@@ -375,6 +420,8 @@ class Worker:
                 yield _WaitStep(session.when_empty(), timeout_s)
                 session.cancel_all("the worker has stopped")
                 yield _WaitStep(session.when_empty(), STOP_MARGIN_SECONDS)
+                assert self._progress is not None
+                yield _WaitStep(self._progress.flush(), SHUTDOWN_TIMEOUT_SECONDS)
                 # A heartbeat that arrived after ShutdownWorker would make the worker active again.
                 yield _WaitStep(session.flush(), SHUTDOWN_TIMEOUT_SECONDS)
                 session.stop()

@@ -28,7 +28,7 @@ _WORKER_FIELDS = ("worker_instance_key", "component_id")
 
 _REDACTED_TYPES = frozenset(
     f"liveness.v1.{name}"
-    for name in ("Worker", "Event", "DeathCertificate", "Activity", "ActivityRef", "ProcessExit")
+    for name in ("Worker", "Event", "DeathCertificate", "Activity", "ActivityRef", "ProcessExit", "Replica")
 )
 
 

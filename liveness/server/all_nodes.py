@@ -67,6 +67,11 @@ class AllNodes:
                 found.append(answer)
         return found
 
+    def has_owner(self, shard_id: int) -> bool:
+        """Whether another node is known to serve a shard."""
+        owner = self._routes.owner(shard_id)
+        return owner is not None and owner.node_id != self._node_id
+
     async def call_owner(
         self, shard_id: int, path: str, request: Message, response: type[ResponseT]
     ) -> ResponseT:

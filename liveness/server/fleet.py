@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.domain.verdicts import NO_VERDICTS
 from liveness.domain.worker import WorkerState
+from liveness.engine.counter_totals import NOTHING_COUNTED
 from liveness.engine.node import Node
 from liveness.server import wire
 from liveness.server.alerts import alerts
@@ -34,6 +35,7 @@ _SUMMED_SAMPLE_FIELDS = (*GAUGE_FIELDS, *COUNTER_FIELDS, "queue_depth")
 _SUMMED_NAMESPACE_FIELDS = (
     "active", "inactive", "cleaned_up", "suspects", "deaths_last_minute", "quarantined_activities",
     "dead_lettered_tasks", "held_expiries", "dead", "available_activities", "unpolled_activities",
+    "heartbeats", "successes", "errors",
 )  # fmt: skip
 _LONGEST_NAMESPACE_FIELDS: tuple[Literal["oldest_polled", "oldest_unpolled"], ...] = (
     "oldest_polled",
@@ -109,11 +111,13 @@ class Fleet:
             {name for name, _ in census} | quarantined.keys() | dead_lettered_by_name.keys() | waiting.keys()
         )
         disconnected, dead = telemetry.disconnected_counts(), telemetry.dead()
+        totals = self._node.counter_totals()
         return [
             fleet_pb2.NamespaceFleet(
                 namespace=name,
                 dead=dead[name],
                 **_waiting_fields(waiting.get(name, NOTHING_WAITS)),
+                **totals.get(name, NOTHING_COUNTED)._asdict(),
                 active=census[name, WorkerState.ACTIVE],
                 inactive=census[name, WorkerState.INACTIVE],
                 cleaned_up=census[name, WorkerState.CLEANED_UP],

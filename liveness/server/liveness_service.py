@@ -76,7 +76,7 @@ class LivenessService:
         self._reply_builders = ReplyBuilder(random), ReplyBuilder(random, paused=True)
         self._item_reply_builders = ItemReplyBuilder(random), ItemReplyBuilder(random, paused=True)
         self._death_handlers = DeathHandlers(node)
-        self._rate_limits = RateLimits(node.clock, lambda: len(node.shards()) / node.shard_count)
+        self.rate_limits = RateLimits(node.clock, lambda: len(node.shards()) / node.shard_count)
 
     async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
         """Returns a serialized HeartbeatResult."""
@@ -131,7 +131,7 @@ class LivenessService:
         reply_builder = reply_builders[policy.paused]
         # A retry does not count the same heartbeat again.
         is_rate_limited = policy.has_rate_limits and attempts_left == ADMIT_ATTEMPTS_MAX
-        admit, monotonic_ms = self._rate_limits.admit, node.clock.monotonic_ms()
+        admit, monotonic_ms = self.rate_limits.admit, node.clock.monotonic_ms()
         build_renewal = reply_builder.build_renewal
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shard_count = len(shard_table)
@@ -274,7 +274,7 @@ class LivenessService:
             key = WorkerKey(intern(key.namespace), key.instance_key)
         command = wire.heartbeat(beat, counters, policy, known, principal)
         outcome, worker = shard.heartbeat(
-            key, command, now_ms, wall_ms, self._quotas.admit, self._rate_limits.admit_session
+            key, command, now_ms, wall_ms, self._quotas.admit, self.rate_limits.admit_session
         )
         if outcome is not REPEATED:  # a repeated heartbeat was not applied, and its content may differ
             is_same_session = command.session_id == worker.session_id

@@ -48,6 +48,8 @@ _BOUNDS: Mapping[str, Bounds] = {
     "ActivityService/PollActivity": Bounds(_NAMES_BYTES_MAX, 1_100),
     "ComponentService/OrderComponents": Bounds(_NAMES_BYTES_MAX, 1_100),
     "ComponentService/SendComponentLogs": Bounds(4 * _KIB * _KIB + 64 * _KIB, 1_100),
+    "ComponentMetricsService/ReportMetrics": Bounds(2 * _KIB * _KIB, 1_100),
+    "RegistryService/Register": Bounds(128 * _KIB, 2_100),  # labels and capabilities as in a heartbeat
     "ClusterService/Hint": Bounds(4 * _KIB * _KIB),
     "ClusterService/LookUpWorkers": Bounds(_NAMES_BYTES_MAX, 1_100),
     "ClusterService/LookAtHolders": Bounds(2 * _KIB * _KIB, 1_100),

@@ -35,6 +35,14 @@ def optional_identifier(field: str, value: str) -> str:
     return value
 
 
+def one_line(field: str, value: str, bytes_max: int) -> str:
+    if len(value.encode()) > bytes_max:
+        raise InvalidField(field=field, rule=f"must be at most {bytes_max} bytes of UTF-8")
+    if _CONTROL_CHARACTERS.search(value):
+        raise InvalidField(field=field, rule="must not contain control characters")
+    return value
+
+
 def is_short_printable_ascii(names: str) -> bool:
     """A cheap check of several names, concatenated. True: none is too long or has control characters. False: check each
     by itself."""

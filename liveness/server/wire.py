@@ -355,6 +355,7 @@ def worker_message(
         status=worker.status,  # type: ignore[arg-type]
         successes=worker.successes,
         errors=worker.errors,
+        heartbeat_count=worker.heartbeats,
         last_error=worker.last_error,
         worker_identity=profile.worker_identity,
         task_queue=profile.task_queue,
@@ -374,6 +375,8 @@ def worker_message(
     )
     if context.held_until_ms:
         message.held_until.CopyFrom(timestamp(wall_ms - now_ms + context.held_until_ms))
+    if standing.last_error_wall_ms:
+        message.last_error_time.CopyFrom(timestamp(standing.last_error_wall_ms))
     if standing.drain_deadline_ms:
         message.drain_deadline.CopyFrom(timestamp(wall_ms - now_ms + standing.drain_deadline_ms))
     if standing.grace_ms:

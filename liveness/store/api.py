@@ -10,12 +10,15 @@ from typing import NamedTuple, Protocol
 
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.death_certificate import Death
+from liveness.domain.errors import SeriesQuotaExceeded
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
+from liveness.domain.progress import UnitKey, UnitProgress
 from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import BoundActivity, Worker, WorkerState
 from liveness.store.audit import AuditFilter, AuditRow
 from liveness.store.codec import LogEntry, RenewalState
+from liveness.store.component_metrics import Point, SampleReport, Series, SeriesFilter, Steps
 from liveness.store.database import ConnectionCounts
 from liveness.store.deletions import DeletedEvents
 from liveness.store.node_registry import ClusterView, NodeRow
@@ -110,6 +113,8 @@ class ShardCommit:
     activities: dict[ActivityKey, Activity] = field(default_factory=dict)
     new_tasks: list[NewTaskBatch] = field(default_factory=list)
     task_updates: dict[int, TaskUpdate] = field(default_factory=dict)
+    progress: dict[UnitKey, UnitProgress | None] = field(default_factory=dict)
+    """Rows to write; None to delete."""
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
     verdicts: dict[str, VerdictCounts] = field(default_factory=dict)
     """Increments of the counts of each namespace."""
@@ -142,6 +147,7 @@ class ShardSnapshot(NamedTuple):
     """How many workers of each namespace the shard may hold; see `Store.grant_slots`."""
     epoch_floor: int = 1
     """The lowest lease epoch of a worker that registers; see `store/timeline.py`."""
+    progress: Mapping[UnitKey, UnitProgress] = MappingProxyType({})
 
 
 class WorkerRow(NamedTuple):
@@ -174,6 +180,12 @@ class ActivityFilter:
     states: tuple[ActivityState, ...] = ()
     task_queue: str = ""
     worker: str = ""
+
+
+class ProgressRow(NamedTuple):
+    key: UnitKey
+    shard_id: int
+    progress: UnitProgress
 
 
 class FeedPage(NamedTuple):
@@ -273,6 +285,21 @@ class Store(Protocol):
 
     async def prune_audit(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
         """`owned`: shard → epoch, of a shard whose owner does this for all nodes."""
+
+    async def insert_samples(self, reports: Sequence[SampleReport]) -> list[SeriesQuotaExceeded | None]:
+        """Store each report as a whole, or refuse it, all in one transaction."""
+
+    async def find_series(
+        self, where: SeriesFilter, steps: Steps, after: tuple[str, str, int] | None, limit: int
+    ) -> list[Series]: ...
+
+    async def read_points(self, series_ids: Collection[int], steps: Steps) -> dict[int, list[Point]]: ...
+
+    async def prune_samples(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
+        """Delete older samples, and then series without samples. `owned`: as in `prune_audit`."""
+
+    async def delete_oldest_samples(self, owned: Mapping[int, int], bytes_to_free: int) -> int:
+        """Delete samples before their time. Returns how many bytes are free now. `owned`: as in `prune_audit`."""
 
     async def read_cluster(self) -> ClusterView: ...
 
@@ -388,6 +415,11 @@ class Store(Protocol):
     async def list_activities(
         self, namespace: str, where: ActivityFilter, after: ActivityId | None, limit: int
     ) -> Page[ActivityRow]: ...
+
+    async def list_progress(
+        self, namespace: str, prefix: str, failing: bool, after_unit: str | None, limit: int
+    ) -> Page[ProgressRow]:
+        """`failing`: only units whose last report was an error."""
 
     async def prune_activities(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int

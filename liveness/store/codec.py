@@ -22,6 +22,8 @@ from liveness.domain.death_certificate import Death
 from liveness.domain.events import Event, LeaseRenewed, Retry
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
+from liveness.domain.progress import UnitProgress
+from liveness.domain.registry import Entry
 from liveness.domain.worker import (
     NO_BINDINGS,
     NO_HANDED,
@@ -66,6 +68,9 @@ _EVENT_TYPES: dict[str, type] = {
         events.ComponentChanged,
         events.ComponentsOrdered,
         events.ComponentOrdersDone,
+        events.EntryChanged,
+        events.ReplicaSeen,
+        events.ReplicaLeft,
         events.ActivityScheduled,
         events.ActivityStarted,
         events.ActivityCompleted,
@@ -78,12 +83,14 @@ _EVENT_TYPES: dict[str, type] = {
         events.ActivityMadeAvailable,
         events.ActivityQuarantined,
         events.ActivityHandedOn,
+        events.ProgressReported,
+        events.ProgressForgotten,
         events.ConfigChanged,
         events.ShardTaken,
     )
 }
 EVENT_KINDS = (RENEWALS_KIND, *_EVENT_TYPES)
-BINDING_KINDS = tuple(kind.__name__ for kind in events.BINDING_EVENTS)
+SHORT_LIVED_KINDS = tuple(kind.__name__ for kind in events.SHORT_LIVED_EVENTS)
 
 _encode = msgspec.json.Encoder().encode
 _event_decoders: dict[str, msgspec.json.Decoder[Any]] = {
@@ -245,24 +252,37 @@ class RenewalState(NamedTuple):
     resync: bool
     wall_offset_ms: int | None = None
     """Stored once for all states that share it, see `encode_renewal_states`; version 0.1.0 stored none."""
+    heartbeats: int = 0
+    """Stored for several states together, see `encode_renewal_states`; earlier versions stored none."""
 
 
-_STORED_STATE_FIELDS = len(RenewalState._fields) - 1
+_STORED_STATE_FIELDS = RenewalState._fields.index("wall_offset_ms")
 _NO_WORKER = 0
+_HEARTBEATS = -1
+"""In place of a worker's number: the state has the heartbeats of the `_COUNTS_PER_STATE` states before it."""
+_COUNTS_PER_STATE = 4
 _renewal_states_decoder = msgspec.json.Decoder(list[RenewalState])
 
 
 def encode_renewal_states(renewal_states: Iterable[RenewalState]) -> str:
     """Encode the states, ordered by offset. A state of worker number 0, which no worker has, precedes those with another
-    offset and has it in place of the sequence number. Version 0.1.0 accepts no longer tuples, but skips numbers of
-    workers that do not exist."""
+    offset and has it in place of the sequence number. A state of worker number -1 has the heartbeats of the four states of
+    workers before it, or at the end of fewer. Earlier versions accept no longer tuples, but skip numbers of workers that do
+    not exist."""
     stored: list[tuple[object, ...]] = []
+    counts: list[int] = []
     offset_ms = None
     for state in sorted(renewal_states, key=_offset_order):
         if state.wall_offset_ms is not None and state.wall_offset_ms != offset_ms:
             offset_ms = state.wall_offset_ms
             stored.append((_NO_WORKER, offset_ms, 0, 0, 0, False))
         stored.append(state[:_STORED_STATE_FIELDS])
+        counts.append(state.heartbeats)
+        if len(counts) == _COUNTS_PER_STATE:
+            stored.append((_HEARTBEATS, *counts, False))
+            counts = []
+    if counts:
+        stored.append((_HEARTBEATS, *counts, *[0] * (_COUNTS_PER_STATE - len(counts)), False))
     return _encode(stored).decode()
 
 
@@ -272,10 +292,16 @@ def _offset_order(state: RenewalState) -> tuple[bool, int]:
 
 def decode_renewal_states(payload: str) -> list[RenewalState]:
     states: list[RenewalState] = []
-    offset_ms = None
+    offset_ms, counted_before = None, 0
     for state in _renewal_states_decoder.decode(payload):
         if state.number == _NO_WORKER:
             offset_ms = intern_ms(state.sequence)
+        elif state.number == _HEARTBEATS:
+            counted = len(states)
+            counts = state.sequence, state.renewed_ms, state.successes, state.errors
+            for index, heartbeats in zip(range(counted_before, counted), counts, strict=False):
+                states[index] = states[index]._replace(heartbeats=heartbeats)
+            counted_before = counted
         else:
             states.append(state if offset_ms is None else state._replace(wall_offset_ms=offset_ms))
     return states
@@ -290,6 +316,8 @@ class _StoredStanding(msgspec.Struct, omit_defaults=True):
     handed: list[tuple[ActivityId, bool]] = []
     component: Component | None = None
     orders: OrderBook | None = None
+    entry: Entry | None = None
+    last_error_wall_ms: int = 0
 
 
 class _StoredWorker(msgspec.Struct, omit_defaults=True):
@@ -313,6 +341,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
     standing: _StoredStanding | None = None
     renewed_wall_ms: int | None = None
     principal: str = ""
+    heartbeats: int = 0
 
 
 _worker_decoder = msgspec.json.Decoder(_StoredWorker)
@@ -342,6 +371,7 @@ def encode_worker(worker: Worker) -> str:
             standing=_encode_standing(worker.standing),
             renewed_wall_ms=worker.renewed_wall_ms,
             principal=worker.principal,
+            heartbeats=worker.heartbeats,
         )
     ).decode()
 
@@ -358,6 +388,8 @@ def _encode_standing(standing: Standing) -> _StoredStanding | None:
         handed=list(standing.handed.items()),
         component=standing.component,
         orders=standing.orders if standing.orders != NO_ORDERS else None,
+        entry=standing.entry,
+        last_error_wall_ms=standing.last_error_wall_ms,
     )
 
 
@@ -371,6 +403,8 @@ def _decode_standing(stored: _StoredStanding) -> Standing:
         handed=MappingProxyType(dict(stored.handed)) if stored.handed else NO_HANDED,
         component=stored.component,
         orders=stored.orders or NO_ORDERS,
+        entry=stored.entry,
+        last_error_wall_ms=stored.last_error_wall_ms,
     )
 
 
@@ -379,7 +413,7 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
     (
         session_id, sequence, epoch, granted_ms, renewed_ms, deadline_ms, bindings, lost, superseded, profile, status,
         last_error, successes, errors, resync, inactive_reason, inactive_detail, standing, renewed_wall_ms,
-        principal,
+        principal, heartbeats,
     ) = astuple(_worker_decoder.decode(payload))  # fmt: skip
     return Worker._make(
         (
@@ -388,6 +422,7 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
             compact_profile(profile), status, last_error, successes, errors, resync, inactive_reason, inactive_detail,
             NO_STANDING if standing is None else _decode_standing(standing),
             None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms), intern(principal),
+            heartbeats,
         )
     )  # fmt: skip
 
@@ -434,6 +469,33 @@ def decode_activity(id: ActivityId, state: int, task_queue: str, worker: str, pa
         worker=worker,
         **{name: getattr(stored, name) for name in _PAYLOAD_FIELDS},
     )
+
+
+class _StoredProgress(msgspec.Struct, omit_defaults=True):
+    created_wall_ms: int
+    updated_wall_ms: int
+    successes: int = 0
+    errors: int = 0
+    last_success_wall_ms: int = 0
+    last_success_worker: str = ""
+    last_error_wall_ms: int = 0
+    last_error: str = ""
+    last_error_worker: str = ""
+    report_ids: tuple[str, ...] = ()
+
+
+_progress_decoder = msgspec.json.Decoder(_StoredProgress)
+_PROGRESS_FIELDS = _StoredProgress.__struct_fields__
+
+
+def encode_progress(progress: UnitProgress) -> str:
+    """Encode the fields that have no column of their own."""
+    return _encode(_StoredProgress(*(getattr(progress, name) for name in _PROGRESS_FIELDS))).decode()
+
+
+def decode_progress(failing: bool, payload: str) -> UnitProgress:
+    stored = _progress_decoder.decode(payload)
+    return UnitProgress(failing=failing, **{name: getattr(stored, name) for name in _PROGRESS_FIELDS})
 
 
 _deaths_decoder = msgspec.json.Decoder(list[Death])

@@ -12,20 +12,25 @@ slots       how many workers of a namespace each shard may hold; the sum never e
             and their bytes have rows of their own, with a suffix after the namespace (cluster/slots.py)
 relays      how far each shard's log was published to a broker
 deaths      projection: who died when, so that certificates count those who died with a worker
+progress    projection: how far units of work are
 verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive
 deletions   which events retention has deleted from the log, so that no reader skips them without notice
 sizes       the size of the database over the last days, for its growth
 tokens      credentials of callers, as hashes of their secrets
 audit       what operators and admins changed, and denied access by the minute
+metric_series, metric_samples
+            what components report about themselves, with a retention of its own; not in the log
 meta        properties of the database, set when it was created, migrated or restored; the epoch floor of each shard
 """
 
 from __future__ import annotations
 
 from sqlalchemy import (
+    REAL,
     BigInteger,
     CheckConstraint,
     Column,
+    Double,
     Index,
     Integer,
     MetaData,
@@ -276,6 +281,20 @@ verdicts = Table(
     sqlite_with_rowid=False,
 )
 
+progress = Table(
+    "progress",
+    metadata,
+    Column("namespace", KeyText, primary_key=True),
+    Column("unit", KeyText, primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("failing", Int16, nullable=False),  # whether the last report was an error
+    Column("payload", JsonText, nullable=False),
+    CheckConstraint("failing IN (0, 1)", name="progress_failing"),
+    Index("progress_by_shard", "shard_id"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
 deletions = Table(
     "deletions",
     metadata,
@@ -339,6 +358,37 @@ audit = Table(
     CheckConstraint("calls > 0", name="audit_calls"),
     Index("audit_by_namespace", "namespace", "wall_ms"),
     Index("audit_by_principal", "principal", "wall_ms"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+metric_series = Table(
+    "metric_series",
+    metadata,
+    Column("series_id", Int64, primary_key=True),
+    Column(
+        "series_hash", KeyText, nullable=False, unique=True
+    ),  # of the next four; together they are too long for an index
+    Column("namespace", KeyText, nullable=False),
+    Column("worker_key", KeyText, nullable=False),
+    Column("name", KeyText, nullable=False),
+    Column("labels", JsonText, nullable=False),  # sorted by name
+    Column("type", Int16, nullable=False),
+    Column("unit", Text, nullable=False),
+    Column("help", Text, nullable=False),
+    CheckConstraint("type IN (1, 2)", name="metric_series_type"),
+    Index("metric_series_by_name", "namespace", "worker_key", "name", "series_id"),
+    sqlite_strict=True,
+    sqlite_autoincrement=True,  # samples that are deleted later must never belong to a newer series
+)
+
+metric_samples = Table(
+    "metric_samples",
+    metadata,
+    Column("series_id", Int64, primary_key=True, autoincrement=False),
+    Column("wall_ms", Int64, primary_key=True, autoincrement=False),
+    Column("value", Double().with_variant(REAL(), "sqlite"), nullable=False),
+    Index("metric_samples_by_time", "wall_ms"),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

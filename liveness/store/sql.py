@@ -24,16 +24,18 @@ from sqlalchemy import (
 
 from liveness.domain.activity import Activity
 from liveness.domain.death_certificate import Death
+from liveness.domain.errors import SeriesQuotaExceeded
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
-from liveness.store import codec, relay_progress, retention, task_counts
+from liveness.store import codec, component_metrics, relay_progress, retention, task_counts
 from liveness.store.api import (
     OPEN_TASK_STATES,
     PARKED_MS,
     ActivityFilter,
     ActivityRow,
     FeedPage,
+    ProgressRow,
     QueueCount,
     RelayBacklog,
     ShardCommit,
@@ -48,6 +50,7 @@ from liveness.store.audit import AuditFilter, AuditRow, insert_audit, prune_audi
 from liveness.store.bulk import insert_rows
 from liveness.store.codec import LogEntry, LogRow
 from liveness.store.commit import apply_commits, check_epochs
+from liveness.store.component_metrics import Point, SampleReport, Series, SeriesFilter, Steps
 from liveness.store.database import ConnectionCounts, Database
 from liveness.store.database_identity import check_identity, write_identity
 from liveness.store.deaths import read_deaths
@@ -64,6 +67,8 @@ from liveness.store.node_registry import (
     renew_node,
 )
 from liveness.store.pages import Page, read_page
+from liveness.store.prefixes import starts_with
+from liveness.store.progress_rows import list_progress
 from liveness.store.recent_events import recent_events
 from liveness.store.retention import DeletableEvents, EventScan
 from liveness.store.schema import (
@@ -105,6 +110,7 @@ from liveness.store.worker_slots import grant_slots, return_slots
 logger = structlog.get_logger("liveness.store")
 
 KEYS_PER_QUERY = 200
+ANY_TIME_MS = 2**62
 ACTIVITIES_PAGE_BYTES_MAX = 8 * 1024 * 1024
 """More than of other pages: most of it are users' payloads, which nothing looks into."""
 _ACTIVITY_ORDER = (activities.c.workflow_id, activities.c.run_id, activities.c.activity_id)
@@ -247,6 +253,52 @@ class SqlStore:
             return prune_audit(connection, cutoff_wall_ms)
 
         return await self._delete_in_batches(prune)
+
+    async def insert_samples(self, reports: Sequence[SampleReport]) -> list[SeriesQuotaExceeded | None]:
+        return await self._database.write(
+            lambda connection: component_metrics.insert_samples(connection, reports)
+        )
+
+    async def find_series(
+        self, where: SeriesFilter, steps: Steps, after: tuple[str, str, int] | None, limit: int
+    ) -> list[Series]:
+        return await self._database.read(
+            lambda connection: component_metrics.find_series(connection, where, steps, after, limit)
+        )
+
+    async def read_points(self, series_ids: Collection[int], steps: Steps) -> dict[int, list[Point]]:
+        return await self._database.read(
+            lambda connection: component_metrics.read_points(connection, series_ids, steps)
+        )
+
+    async def prune_samples(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
+        def prune(connection: Connection) -> int:
+            check_epochs(connection, owned)
+            return component_metrics.delete_oldest_samples(connection, cutoff_wall_ms)
+
+        total = await self._delete_in_batches(prune, component_metrics.DELETE_BATCH)
+        after_id = 0
+        while empty := await self._database.read(
+            partial(component_metrics.find_empty_series, after_id=after_id)
+        ):
+            await self._database.write(partial(component_metrics.delete_empty_series, series_ids=empty))
+            after_id = empty[-1]
+        return total
+
+    async def delete_oldest_samples(self, owned: Mapping[int, int], bytes_to_free: int) -> int:
+        left = start = -(-bytes_to_free // component_metrics.SAMPLE_BYTES)
+
+        def delete(connection: Connection, limit: int) -> int:
+            check_epochs(connection, owned)
+            return component_metrics.delete_oldest_samples(connection, ANY_TIME_MS, limit)
+
+        while left > 0:
+            limit = min(left, component_metrics.DELETE_BATCH)
+            deleted = await self._database.write(partial(delete, limit=limit))
+            left -= deleted
+            if deleted < limit:
+                break
+        return (start - left) * component_metrics.SAMPLE_BYTES
 
     def _check_usable(self, connection: Connection) -> None:
         """Refuse a database that was migrated by a version that excludes this one, or restored, since it was opened."""
@@ -519,6 +571,13 @@ class SqlStore:
 
         return await self._database.read(read)
 
+    async def list_progress(
+        self, namespace: str, prefix: str, failing: bool, after_unit: str | None, limit: int
+    ) -> Page[ProgressRow]:
+        return await self._database.read(
+            lambda connection: list_progress(connection, namespace, prefix, failing, after_unit, limit)
+        )
+
     async def prune_activities(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
     ) -> int:
@@ -646,12 +705,14 @@ class SqlStore:
         [(seq,)] = await self._fetch_all(query)
         return seq  # type: ignore[no-any-return]
 
-    async def _delete_in_batches(self, delete_batch: Callable[[Connection], int]) -> int:
+    async def _delete_in_batches(
+        self, delete_batch: Callable[[Connection], int], batch: int = retention.DELETE_BATCH
+    ) -> int:
         """Delete in short transactions, so that heartbeats can commit in between."""
         total = 0
         while deleted := await self._database.write(delete_batch):
             total += deleted
-            if deleted < retention.DELETE_BATCH:
+            if deleted < batch:
                 break
         return total
 
@@ -678,16 +739,5 @@ def _worker_conditions(namespace: str, where: WorkerFilter) -> ColumnElement[boo
     columns = ("task_queue", "build_id", "host_name")
     conditions += [workers.c[name] == value for name in columns if (value := getattr(where, name))]
     if where.key_prefix:
-        conditions.append(workers.c.worker_key >= where.key_prefix)
-        if (end := prefix_upper_bound(where.key_prefix)) is not None:
-            conditions.append(workers.c.worker_key < end)
+        conditions.append(starts_with(workers.c.worker_key, where.key_prefix))
     return and_(*conditions)
-
-
-def prefix_upper_bound(prefix: str) -> str | None:
-    """The least string that sorts after all strings that start with `prefix`. UTF-8 sorts like its code points."""
-    for index in range(len(prefix) - 1, -1, -1):
-        point = ord(prefix[index])
-        if point < 0x10FFFF:
-            return prefix[:index] + chr(0xE000 if point == 0xD7FF else point + 1)
-    return None

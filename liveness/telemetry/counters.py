@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from liveness.engine.counter_totals import NOTHING_COUNTED, Counted
+
 NAMESPACES_MAX = 100
 """How many namespaces have their own counters; the others share one set."""
 CANDIDATES_MAX = 1_000
@@ -17,9 +19,13 @@ OTHER = "_other"
 class NamespaceCounters:
     __slots__ = (
         "cleanups",
+        "counted",
         "deactivations",
         "false_deaths",
         "heartbeats",
+        "progress_errors",
+        "progress_repeated",
+        "progress_successes",
         "refused",
         "refused_activities",
         "registrations",
@@ -32,6 +38,8 @@ class NamespaceCounters:
     def __init__(self) -> None:
         self.heartbeats = 0
         """All answered heartbeats, refused ones included."""
+        self.counted = NOTHING_COUNTED
+        """What the heartbeats that were applied counted, as of the last sample."""
         self.refused: Counter[str] = Counter()
         """By error reason."""
         self.refused_activities: Counter[str] = Counter()
@@ -46,6 +54,10 @@ class NamespaceCounters:
         self.cleanups = 0
         self.reschedules = 0
         """Activities taken from workers."""
+        self.progress_successes = 0
+        """Successes and errors that durable reports of progress counted, and reports that had been counted before."""
+        self.progress_errors = 0
+        self.progress_repeated = 0
         self.reschedule_outcomes: Counter[tuple[str, str]] = Counter()
         """Attempts to reschedule them, by outcome and by sink."""
 
@@ -105,6 +117,13 @@ class CountersByNamespace:
                 return self._other
             counters = self._tracked[namespace] = NamespaceCounters()
         return counters
+
+    def add_counted(self, namespace: str, counted: Counted, before: Counted) -> None:
+        """Add what was counted since `before`."""
+        counters = self.get(namespace)
+        counters.counted = Counted(
+            *(total + now - then for total, now, then in zip(counters.counted, counted, before, strict=True))
+        )
 
     def get(self, namespace: str) -> NamespaceCounters:
         return self._tracked.get(namespace, self._other)

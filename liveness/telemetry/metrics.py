@@ -110,6 +110,26 @@ def _group_values(read: Callable[[ComponentGroup], int]) -> Callable[[Telemetry]
     return values
 
 
+KINDS = ("worker_pool", "server_api", "broker", "_other")
+ENTRY_STATUSES = ("ready", "offline", "_other")
+
+
+def _registered(telemetry: Telemetry) -> Values:
+    names = [name for name, _ in telemetry.counters.items()]
+    found = Counter(
+        {(name, kind, status): 0 for name in names for kind in KINDS for status in ENTRY_STATUSES}
+    )
+    for (namespace, kind, status), count in telemetry.node.registry.statuses.items():
+        label = telemetry.counters.label(namespace)
+        found[label, _one_of(KINDS, kind), _one_of(ENTRY_STATUSES, status)] += count
+    yield from found.items()
+
+
+def _one_of(known: tuple[str, ...], value: str) -> str:
+    """Components choose their kinds and statuses themselves; a label has a fixed set of values."""
+    return value if value in known else "_other"
+
+
 def _outcomes(telemetry: Telemetry) -> Values:
     for namespace, counters in telemetry.counters.items():
         for (outcome, via), count in counters.reschedule_outcomes.items():
@@ -167,6 +187,24 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         _per_namespace(lambda counters: counters.heartbeats),
     ),
     CounterMetric(
+        "liveness_heartbeats_applied_total",
+        "Heartbeats that were applied: neither refused nor repeated. As of the last two seconds, like the next two.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.counted.heartbeats),
+    ),
+    CounterMetric(
+        "liveness_successes_total",
+        "Successes that these heartbeats reported.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.counted.successes),
+    ),
+    CounterMetric(
+        "liveness_errors_total",
+        "Errors that these heartbeats reported.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.counted.errors),
+    ),
+    CounterMetric(
         "liveness_heartbeats_refused_total",
         "Heartbeats that were refused, by the reason that the worker was told; RATE_LIMITED is one.",
         ("namespace", "reason"),
@@ -176,6 +214,31 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "liveness_heartbeat_duration_seconds",
         "Calls with one or more heartbeats: from their arrival to the answer, which is durable.",
         lambda telemetry: telemetry.heartbeat_duration_s,
+    ),
+    # -- progress
+    GaugeMetric(
+        "liveness_progress_units",
+        "Units of work whose progress is kept; the limit is `max_progress_units`.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.progress_units()),
+    ),
+    CounterMetric(
+        "liveness_progress_successes_total",
+        "Successes that reports of progress counted.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.progress_successes),
+    ),
+    CounterMetric(
+        "liveness_progress_errors_total",
+        "Reports of progress with an error.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.progress_errors),
+    ),
+    CounterMetric(
+        "liveness_progress_repeated_total",
+        "Reports of progress that had been counted before, by their report_id, and changed nothing.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.progress_repeated),
     ),
     # -- workers
     GaugeMetric(
@@ -294,6 +357,27 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "How many of a group have crashed within the last minute, also if they run again.",
         ("namespace", "group"),
         _group_values(lambda group: group.crashed),
+    ),
+    CounterMetric(
+        "liveness_component_samples_total",
+        "Samples of metrics that components reported to this server, by outcome: stored, refused, and of those that are stored "
+        "forwarded or not_forwarded to a collector.",
+        ("outcome",),
+        lambda telemetry: (((outcome,), count) for outcome, count in telemetry.component_samples().items()),
+    ),
+    # -- registry
+    GaugeMetric(
+        "liveness_registry_entries",
+        "Registered components of this server's shards, by kind and status. Kinds and statuses that are not well known are "
+        "counted as _other; offline ones have lost their lease or said goodbye.",
+        ("namespace", "kind", "status"),
+        _registered,
+    ),
+    GaugeMetric(
+        "liveness_registry_stale_entries",
+        "Registered components that have a live lease and were not heard of for two expected intervals.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.stale_entries()),
     ),
     # -- reschedules
     CounterMetric(

@@ -10,11 +10,14 @@ import structlog
 
 from liveness.domain.component import group_of
 from liveness.domain.errors import Denied, LivenessError
+from liveness.domain.registry import OFFLINE
+from liveness.domain.registry_decider import is_stale
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.engine.census import count_by_state
 from liveness.engine.changes import Transition
 from liveness.engine.component_index import RECENT_MS, TOGETHER_MS
+from liveness.engine.counter_totals import NOTHING_COUNTED, Counted
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
@@ -107,6 +110,7 @@ class Telemetry(NodeListener):
         relay_trouble: Callable[[], str] = lambda: "",
         relay_missed: Callable[[], int] = lambda: 0,
         relay_publishes: Callable[[], Mapping[str, int]] = dict,
+        component_samples: Callable[[], Mapping[str, int]] = dict,
         cluster: Callable[[], ClusterStatus] = lambda: _UNKNOWN_CLUSTER,
         insecure: str = "",
         suspicion: SuspicionCounters | None = None,
@@ -115,7 +119,7 @@ class Telemetry(NodeListener):
     ) -> None:
         """The functions return current values: open streams, attached workers, waiting polls, how long no worker has
         attended a task queue, why the broker accepts nothing from this node (empty if it does, or if there is no broker),
-        how many events were deleted before they were relayed, messages to the broker by outcome, and the cluster."""
+        how many events were deleted before they were relayed, messages to the broker by outcome, samples that components reported by outcome, and the cluster."""
         self.node = node
         self.counters = CountersByNamespace()
         self.queue_depths = QueueDepths(node)
@@ -143,6 +147,7 @@ class Telemetry(NodeListener):
         self.waiting_polls = waiting_polls
         self.relay_trouble = relay_trouble
         self.relay_publishes = relay_publishes
+        self.component_samples = component_samples
         self.cluster = cluster
         self.insecure = insecure
         """The listeners that others can reach without protection, for people; empty if there are none."""
@@ -159,6 +164,7 @@ class Telemetry(NodeListener):
         self._namespace_rings: dict[str, SampleRing] = {}
         self._last_counters: dict[str, tuple[int, ...]] = {}
         """Counter values of each namespace at the last sample."""
+        self._last_counted: dict[str, Counted] = {}
         self._last_latencies = list(self.heartbeat_duration_s.counts)
         self._sampled_ms = sample_time_ms(node.clock.wall_ms())
         self._rebalanced_ms = node.clock.monotonic_ms()
@@ -181,6 +187,15 @@ class Telemetry(NodeListener):
 
     def record_refused_activity(self, namespace: str, error: LivenessError) -> None:
         self.counters.get(namespace).refused_activities[error.reason] += 1
+
+    def record_progress(self, namespace: str, successes: int, failed: bool, *, is_counted: bool) -> None:
+        """Count a report that is durable."""
+        counters = self.counters.get(namespace)
+        if is_counted:
+            counters.progress_successes += successes
+            counters.progress_errors += failed
+        else:
+            counters.progress_repeated += 1
 
     def record_refused_items(self, namespace: str, errors: Collection[LivenessError]) -> None:
         """Count items of a batch as suspicious and denied. Other calls fail as a whole, and `server/oversight.py` sees that."""
@@ -273,6 +288,13 @@ class Telemetry(NodeListener):
             found.update(shard.activities.quarantined)
         return found
 
+    def progress_units(self) -> Counter[str]:
+        """Counts units of work by namespace."""
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            found.update(shard.progress.counts)
+        return found
+
     def dead(self) -> Counter[str]:
         """Counts INACTIVE workers that died, by namespace."""
         found: Counter[str] = Counter()
@@ -314,6 +336,16 @@ class Telemetry(NodeListener):
         names = sorted(name for name in sizes if self.counters.label(name[0]) == name[0])[:GROUPS_MAX]
         return {name: ComponentGroup(sizes[name], crashed[name]) for name in names}
 
+    def stale_entries(self) -> Counter[str]:
+        """Counts registered components that have a live lease and are stale, by namespace. Looks only at registered ones."""
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            now_ms = shard.now_ms()
+            for key, status in shard.census.registry.statuses.items():
+                if status != OFFLINE and (entry := shard.workers[key].standing.entry) is not None:
+                    found[key.namespace] += is_stale(shard.workers[key], entry, now_ms)
+        return found
+
     def recent_stalls(self) -> list[int]:
         """Returns the milliseconds of each stall of the process, of a commit, or of its hearing, in the last minute."""
         now_ms = self.node.clock.wall_ms()
@@ -351,6 +383,9 @@ class Telemetry(NodeListener):
     def take_sample(self) -> None:
         at_ms = self._sampled_ms = sample_time_ms(self.node.clock.wall_ms())
         census, disconnected = self.node.census, self.disconnected_counts()
+        counted_before, self._last_counted = self._last_counted, self.node.counted()
+        for namespace, now_counted in self._last_counted.items():
+            self.counters.add_counted(namespace, now_counted, counted_before.get(namespace, NOTHING_COUNTED))
         available = self.waiting_work.available_counts()
         total = [0] * len(COUNTER_FIELDS)
         for namespace, counters in self.counters.items():

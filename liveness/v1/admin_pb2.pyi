@@ -397,6 +397,9 @@ class NamespaceConfig(_message.Message):
     MAX_OPEN_ACTIVITIES_FIELD_NUMBER: _builtins.int
     MAX_OPEN_ACTIVITY_BYTES_FIELD_NUMBER: _builtins.int
     WORKER_SESSIONS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    MAX_METRIC_SERIES_FIELD_NUMBER: _builtins.int
+    MAX_METRIC_SERIES_PER_WORKER_FIELD_NUMBER: _builtins.int
+    MAX_PROGRESS_UNITS_FIELD_NUMBER: _builtins.int
     max_workers: _builtins.int
     """ACTIVE and INACTIVE workers of the namespace."""
     max_bindings_per_worker: _builtins.int
@@ -421,6 +424,12 @@ class NamespaceConfig(_message.Message):
     """Bytes of their inputs together, which the servers keep in memory."""
     worker_sessions_per_minute: _builtins.float
     """New sessions and resurrections per minute of one worker. 0: no limit."""
+    max_metric_series: _builtins.int
+    """Series of reported metrics, which ComponentMetricsService keeps."""
+    max_metric_series_per_worker: _builtins.int
+    """The same of one component."""
+    max_progress_units: _builtins.int
+    """Units of work whose progress is kept. A unit that nobody works on any more counts until ForgetProgress."""
     @_builtins.property
     def default_lease(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -461,8 +470,8 @@ class NamespaceConfig(_message.Message):
 
     @_builtins.property
     def binding_retention(self) -> _duration_pb2.Duration:
-        """How long changes of bindings are kept: BindingsChanged, BindingsEnded and ActivityHanded. Other events stay for
-        event_retention. 0: as long as those.
+        """How long changes of bindings are kept: BindingsChanged, BindingsEnded and ActivityHanded; and reports of progress:
+        ProgressReported. Other events stay for event_retention. 0: as long as those.
         """
 
     def __init__(
@@ -492,17 +501,26 @@ class NamespaceConfig(_message.Message):
         max_open_activities: _builtins.int | None = ...,
         max_open_activity_bytes: _builtins.int | None = ...,
         worker_sessions_per_minute: _builtins.float | None = ...,
+        max_metric_series: _builtins.int | None = ...,
+        max_metric_series_per_worker: _builtins.int | None = ...,
+        max_progress_units: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_open_activities", b"_max_open_activities", "_max_open_activity_bytes", b"_max_open_activity_bytes", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "_worker_sessions_per_minute", b"_worker_sessions_per_minute", "activity_retention", b"activity_retention", "binding_retention", b"binding_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_open_activities", b"max_open_activities", "max_open_activity_bytes", b"max_open_activity_bytes", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "unpolled_alert", b"unpolled_alert", "waiting_alert", b"waiting_alert", "worker_heartbeat_rate", b"worker_heartbeat_rate", "worker_sessions_per_minute", b"worker_sessions_per_minute"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_metric_series", b"_max_metric_series", "_max_metric_series_per_worker", b"_max_metric_series_per_worker", "_max_open_activities", b"_max_open_activities", "_max_open_activity_bytes", b"_max_open_activity_bytes", "_max_progress_units", b"_max_progress_units", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "_worker_sessions_per_minute", b"_worker_sessions_per_minute", "activity_retention", b"activity_retention", "binding_retention", b"binding_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_metric_series", b"max_metric_series", "max_metric_series_per_worker", b"max_metric_series_per_worker", "max_open_activities", b"max_open_activities", "max_open_activity_bytes", b"max_open_activity_bytes", "max_progress_units", b"max_progress_units", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "unpolled_alert", b"unpolled_alert", "waiting_alert", b"waiting_alert", "worker_heartbeat_rate", b"worker_heartbeat_rate", "worker_sessions_per_minute", b"worker_sessions_per_minute"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_open_activities", b"_max_open_activities", "_max_open_activity_bytes", b"_max_open_activity_bytes", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "_worker_sessions_per_minute", b"_worker_sessions_per_minute", "activity_retention", b"activity_retention", "binding_retention", b"binding_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_open_activities", b"max_open_activities", "max_open_activity_bytes", b"max_open_activity_bytes", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "unpolled_alert", b"unpolled_alert", "waiting_alert", b"waiting_alert", "worker_heartbeat_rate", b"worker_heartbeat_rate", "worker_sessions_per_minute", b"worker_sessions_per_minute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_metric_series", b"_max_metric_series", "_max_metric_series_per_worker", b"_max_metric_series_per_worker", "_max_open_activities", b"_max_open_activities", "_max_open_activity_bytes", b"_max_open_activity_bytes", "_max_progress_units", b"_max_progress_units", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "_worker_sessions_per_minute", b"_worker_sessions_per_minute", "activity_retention", b"activity_retention", "binding_retention", b"binding_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_metric_series", b"max_metric_series", "max_metric_series_per_worker", b"max_metric_series_per_worker", "max_open_activities", b"max_open_activities", "max_open_activity_bytes", b"max_open_activity_bytes", "max_progress_units", b"max_progress_units", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "unpolled_alert", b"unpolled_alert", "waiting_alert", b"waiting_alert", "worker_heartbeat_rate", b"worker_heartbeat_rate", "worker_sessions_per_minute", b"worker_sessions_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_bindings_per_worker: _TypeAlias = _typing.Literal["max_bindings_per_worker"]  # noqa: Y015
     _WhichOneofArgType__max_bindings_per_worker: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker"]  # noqa: Y015
+    _WhichOneofReturnType__max_metric_series: _TypeAlias = _typing.Literal["max_metric_series"]  # noqa: Y015
+    _WhichOneofArgType__max_metric_series: _TypeAlias = _typing.Literal["_max_metric_series", b"_max_metric_series"]  # noqa: Y015
+    _WhichOneofReturnType__max_metric_series_per_worker: _TypeAlias = _typing.Literal["max_metric_series_per_worker"]  # noqa: Y015
+    _WhichOneofArgType__max_metric_series_per_worker: _TypeAlias = _typing.Literal["_max_metric_series_per_worker", b"_max_metric_series_per_worker"]  # noqa: Y015
     _WhichOneofReturnType__max_open_activities: _TypeAlias = _typing.Literal["max_open_activities"]  # noqa: Y015
     _WhichOneofArgType__max_open_activities: _TypeAlias = _typing.Literal["_max_open_activities", b"_max_open_activities"]  # noqa: Y015
     _WhichOneofReturnType__max_open_activity_bytes: _TypeAlias = _typing.Literal["max_open_activity_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_open_activity_bytes: _TypeAlias = _typing.Literal["_max_open_activity_bytes", b"_max_open_activity_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__max_progress_units: _TypeAlias = _typing.Literal["max_progress_units"]  # noqa: Y015
+    _WhichOneofArgType__max_progress_units: _TypeAlias = _typing.Literal["_max_progress_units", b"_max_progress_units"]  # noqa: Y015
     _WhichOneofReturnType__max_worker_deaths: _TypeAlias = _typing.Literal["max_worker_deaths"]  # noqa: Y015
     _WhichOneofArgType__max_worker_deaths: _TypeAlias = _typing.Literal["_max_worker_deaths", b"_max_worker_deaths"]  # noqa: Y015
     _WhichOneofReturnType__max_workers: _TypeAlias = _typing.Literal["max_workers"]  # noqa: Y015
@@ -524,9 +542,15 @@ class NamespaceConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bindings_per_worker) -> _WhichOneofReturnType__max_bindings_per_worker | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_metric_series) -> _WhichOneofReturnType__max_metric_series | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_metric_series_per_worker) -> _WhichOneofReturnType__max_metric_series_per_worker | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_open_activities) -> _WhichOneofReturnType__max_open_activities | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_open_activity_bytes) -> _WhichOneofReturnType__max_open_activity_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_progress_units) -> _WhichOneofReturnType__max_progress_units | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_worker_deaths) -> _WhichOneofReturnType__max_worker_deaths | None: ...
     @_typing.overload

@@ -345,6 +345,9 @@ class NamespaceFleet(_message.Message):
     UNPOLLED_ACTIVITIES_FIELD_NUMBER: _builtins.int
     OLDEST_POLLED_FIELD_NUMBER: _builtins.int
     OLDEST_UNPOLLED_FIELD_NUMBER: _builtins.int
+    HEARTBEATS_FIELD_NUMBER: _builtins.int
+    SUCCESSES_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     active: _builtins.int
     inactive: _builtins.int
@@ -367,6 +370,12 @@ class NamespaceFleet(_message.Message):
     """Activities that wait for a worker to take them."""
     unpolled_activities: _builtins.int
     """Those of them whose task queue no worker polls, as TaskQueueBacklog.unpolled says."""
+    heartbeats: _builtins.int
+    """Heartbeats that were applied, successes and errors: what the workers that there are, CLEANED_UP ones included, counted
+    since each registered.
+    """
+    successes: _builtins.int
+    errors: _builtins.int
     @_builtins.property
     def held_until(self) -> _timestamp_pb2.Timestamp:
         """While a storm holds expiries: until when at the latest. Then they end at a set pace."""
@@ -400,10 +409,13 @@ class NamespaceFleet(_message.Message):
         unpolled_activities: _builtins.int = ...,
         oldest_polled: _duration_pb2.Duration | None = ...,
         oldest_unpolled: _duration_pb2.Duration | None = ...,
+        heartbeats: _builtins.int = ...,
+        successes: _builtins.int = ...,
+        errors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held_until", b"held_until", "oldest_polled", b"oldest_polled", "oldest_unpolled", b"oldest_unpolled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "available_activities", b"available_activities", "cleaned_up", b"cleaned_up", "dead", b"dead", "dead_lettered_tasks", b"dead_lettered_tasks", "deaths", b"deaths", "deaths_last_minute", b"deaths_last_minute", "false_deaths", b"false_deaths", "held_expiries", b"held_expiries", "held_until", b"held_until", "inactive", b"inactive", "namespace", b"namespace", "oldest_polled", b"oldest_polled", "oldest_unpolled", b"oldest_unpolled", "paused", b"paused", "quarantined_activities", b"quarantined_activities", "suspects", b"suspects", "unpolled_activities", b"unpolled_activities"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "available_activities", b"available_activities", "cleaned_up", b"cleaned_up", "dead", b"dead", "dead_lettered_tasks", b"dead_lettered_tasks", "deaths", b"deaths", "deaths_last_minute", b"deaths_last_minute", "errors", b"errors", "false_deaths", b"false_deaths", "heartbeats", b"heartbeats", "held_expiries", b"held_expiries", "held_until", b"held_until", "inactive", b"inactive", "namespace", b"namespace", "oldest_polled", b"oldest_polled", "oldest_unpolled", b"oldest_unpolled", "paused", b"paused", "quarantined_activities", b"quarantined_activities", "successes", b"successes", "suspects", b"suspects", "unpolled_activities", b"unpolled_activities"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

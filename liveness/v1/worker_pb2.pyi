@@ -450,6 +450,8 @@ class Worker(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     CURRENT_JOB_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_COUNT_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_TIME_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     DRAIN_DEADLINE_FIELD_NUMBER: _builtins.int
@@ -486,6 +488,8 @@ class Worker(_message.Message):
     host_name: _builtins.str
     process_id: _builtins.str
     current_job: _builtins.str
+    heartbeat_count: _builtins.int
+    """Heartbeats that were applied since registration."""
     paused: _builtins.bool
     """Handed nothing new: by an order to this worker, or to its whole namespace."""
     draining: _builtins.bool
@@ -523,6 +527,10 @@ class Worker(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def last_error_time(self) -> _timestamp_pb2.Timestamp:
+        """When last_error was reported."""
+
     @_builtins.property
     def drain_deadline(self) -> _timestamp_pb2.Timestamp:
         """While draining: when what is left is rescheduled."""
@@ -577,6 +585,8 @@ class Worker(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         current_job: _builtins.str = ...,
+        heartbeat_count: _builtins.int = ...,
+        last_error_time: _timestamp_pb2.Timestamp | None = ...,
         paused: _builtins.bool = ...,
         draining: _builtins.bool = ...,
         drain_deadline: _timestamp_pb2.Timestamp | None = ...,
@@ -589,9 +599,9 @@ class Worker(_message.Message):
         component: _component_pb2.Component | None = ...,
         component_group: _component_pb2.ComponentGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cleanup_time", b"cleanup_time", "component", b"component", "component_group", b"component_group", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "granted_lease_duration", b"granted_lease_duration", "held_until", b"held_until", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "loop_lag", b"loop_lag", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleanup_time", b"cleanup_time", "component", b"component", "component_group", b"component_group", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "granted_lease_duration", b"granted_lease_duration", "held_until", b"held_until", "last_error_time", b"last_error_time", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "loop_lag", b"loop_lag", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "bound_activities", b"bound_activities", "bound_activity_count", b"bound_activity_count", "build_id", b"build_id", "cancel_activities", b"cancel_activities", "capabilities", b"capabilities", "cleanup_time", b"cleanup_time", "component", b"component", "component_group", b"component_group", "current_job", b"current_job", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "draining", b"draining", "errors", b"errors", "granted_lease_duration", b"granted_lease_duration", "held_until", b"held_until", "host_name", b"host_name", "inactive_detail", b"inactive_detail", "inactive_reason", b"inactive_reason", "labels", b"labels", "last_error", b"last_error", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "namespace", b"namespace", "paused", b"paused", "principal", b"principal", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "shard_id", b"shard_id", "start_time", b"start_time", "state", b"state", "status", b"status", "successes", b"successes", "suspect", b"suspect", "task_queue", b"task_queue", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "bound_activities", b"bound_activities", "bound_activity_count", b"bound_activity_count", "build_id", b"build_id", "cancel_activities", b"cancel_activities", "capabilities", b"capabilities", "cleanup_time", b"cleanup_time", "component", b"component", "component_group", b"component_group", "current_job", b"current_job", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "draining", b"draining", "errors", b"errors", "granted_lease_duration", b"granted_lease_duration", "heartbeat_count", b"heartbeat_count", "held_until", b"held_until", "host_name", b"host_name", "inactive_detail", b"inactive_detail", "inactive_reason", b"inactive_reason", "labels", b"labels", "last_error", b"last_error", "last_error_time", b"last_error_time", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "namespace", b"namespace", "paused", b"paused", "principal", b"principal", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "shard_id", b"shard_id", "start_time", b"start_time", "state", b"state", "status", b"status", "successes", b"successes", "suspect", b"suspect", "task_queue", b"task_queue", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2, worker_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    cluster_pb2,
+    component_metrics_service_pb2,
+    service_pb2,
+    worker_pb2,
+)
 
 NAMESPACE = "large"
 
@@ -22,7 +31,7 @@ class LargeRequest(NamedTuple):
     @property
     def makes_state(self) -> bool:
         """Whether later requests need what it stores."""
-        return self.method.startswith(("Record", "Schedule"))
+        return self.method.startswith(("Record", "Schedule", "Report"))
 
 
 def ref(number: int, **fields: Any) -> worker_pb2.ActivityRef:
@@ -164,6 +173,33 @@ def _large_requests() -> Iterator[LargeRequest]:
             activity_types=map(long_name, range(1_000)), wait=Duration(nanos=1),
         ),
     )  # fmt: skip
+    for name, labels in (("16,000 labels", 16), ("1,000 samples", 0)):
+        yield LargeRequest(
+            name,
+            "Metrics",
+            "ReportMetrics",
+            lambda run, labels=labels: component_metrics_service_pb2.ReportMetricsRequest(  # type: ignore[misc]
+                namespace=NAMESPACE,
+                worker_instance_key="measured",
+                samples=[
+                    component_metrics_service_pb2.MetricSample(
+                        name=f"m{n % 90}",
+                        labels={f"{'l' * 50}{i}": "v" * 50 for i in range(labels)},
+                        time=Timestamp(seconds=int(time.time()) - n),
+                        help="h" * 200,
+                    )
+                    for n in range(1_000)
+                ],
+            ),
+        )
+    yield LargeRequest(
+        "180 series",
+        "Metrics",
+        "QueryMetrics",
+        lambda run: component_metrics_service_pb2.QueryMetricsRequest(
+            namespace=NAMESPACE, page_size=1_000, step=Duration(seconds=4)
+        ),
+    )
     yield LargeRequest(
         "1,000 activities",
         "Activity",

@@ -14,6 +14,7 @@ import pytest
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
+from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.fuzz.fuzzer import Target
 from tests.fuzz.largest_requests import LARGE_REQUESTS, NAMESPACE, LargeRequest
@@ -31,6 +32,7 @@ def make_stubs(target: Target) -> tuple[dict[str, Any], list[grpc.Channel]]:
         "Liveness": LivenessServiceStub(public),
         "Admin": AdminServiceStub(public),
         "Activity": ActivityServiceStub(public),
+        "Metrics": ComponentMetricsServiceStub(public),
         "Cluster": ClusterServiceStub(cluster),
     }
     return stubs, [public, cluster]

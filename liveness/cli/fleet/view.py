@@ -143,6 +143,9 @@ class FleetView:
             Text.assemble((f"{count:,}", style if count or word == "active" else "dim"), f" {word}")
             for count, word, style in parts
         )
+        for word in ("successes", "errors"):
+            if counted := sum(getattr(namespace, word) for namespace in namespaces):
+                left.append(f"  {counted:,} {word}", "dim")
         if false:
             left.append(f"  {false:,} of {deaths:,} deaths were false", "yellow")
         if self.frame.namespace and any(namespace.paused for namespace in namespaces):

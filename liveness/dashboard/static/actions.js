@@ -147,6 +147,22 @@ export function cancelActivity(ns, id, done) {
   });
 }
 
+export function forgetUnit(ns, unit, done) {
+  ask({
+    title: 'Forget unit',
+    subject: unit.unit,
+    sentence: 'Its totals are removed. Should somebody report about it again, it begins anew.',
+    button: 'Forget',
+    danger: true,
+    fields: [REASON],
+    run: async ({ reason }) => {
+      await post(inNamespace(ns, `progress/${encodeURIComponent(unit.unit)}/forget`), { reason });
+      done();
+      return 'Forgotten.';
+    },
+  });
+}
+
 export function retryTask(task, done) {
   ask({
     title: 'Retry task',

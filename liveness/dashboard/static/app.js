@@ -19,6 +19,8 @@ import { Components, NoComponents } from './views/components.js';
 import { Events } from './views/events.js';
 import { Nodes } from './views/nodes.js';
 import { Overview } from './views/overview.js';
+import { Progress } from './views/progress.js';
+import { NoRegistry, Registry } from './views/registry.js';
 import { Tasks } from './views/tasks.js';
 import { Worker } from './views/worker.js';
 import { Workers } from './views/workers.js';
@@ -29,13 +31,17 @@ const VIEWS = {
   worker: { view: Worker, title: 'Worker', needsNamespace: true },
   components: { view: Components, title: 'Components', needsNamespace: true, nothing: NoComponents },
   component: { view: Component, title: 'Component', needsNamespace: true },
+  registry: { view: Registry, title: 'Registry', needsNamespace: true, nothing: NoRegistry },
   activities: { view: Activities, title: 'Activities', needsNamespace: true },
   activity: { view: Activity, title: 'Activity', needsNamespace: true },
+  progress: { view: Progress, title: 'Progress', needsNamespace: true },
   tasks: { view: Tasks, title: 'Tasks' },
   events: { view: Events, title: 'Events' },
   nodes: { view: Nodes, title: 'Nodes' },
 };
 const ASK_EVERY_MS = 2 * SECOND;
+/** Where our own servers are registered: nobody looks for their workers there. */
+const OWN_NAMESPACE = 'liveness';
 
 function App() {
   const { view: name, params } = useCell(route);
@@ -45,7 +51,7 @@ function App() {
 
   const known = VIEWS[name];
   const chosen = params.ns ? params.ns : (ownNamespaces()?.[0] ?? params.ns);
-  const ns = chosen ?? (known?.needsNamespace ? busiest(fleet?.namespaces ?? []) : '');
+  const ns = chosen ?? (known?.needsNamespace ? busiest((fleet?.namespaces ?? []).filter(({ namespace }) => namespace !== OWN_NAMESPACE || name === 'registry')) : '');
   useEffect(() => {
     if (ns && !params.ns) adjust({ ns });
   }, [ns, params.ns]);

@@ -16,9 +16,9 @@ const together = uPlot.sync('fleet');
 /**
  * series: [{label, tone, of(sample), area, bars, steps, quiet}]; tone names a colour of the style sheet, a value of a series
  * with steps holds until the next one, and a quiet series is hidden until the user selects it in the legend.
- * integers: values are counts. The line is interrupted where samples are missing because the server did not run.
+ * integers: values are counts. anyScale: values may be small. The line is interrupted where samples are missing because the server did not run.
  */
-export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief, integers = true }) {
+export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief, integers = true, anyScale = false }) {
   const container = useRef();
   const values = useRef([]);
   const plot = useRef(null);
@@ -30,7 +30,7 @@ export function Chart({ title, note, samples, intervalMs, rangeMs, series, show 
     const colours = getComputedStyle(document.documentElement);
     const width = container.current.clientWidth;
     const writeLegend = (u) => write(values.current, u, series, show);
-    plot.current = new uPlot({ ...options(series, colours, show, width, intervalMs, integers), hooks: { setCursor: [writeLegend], setData: [writeLegend] } }, null, container.current);
+    plot.current = new uPlot({ ...options(series, colours, show, width, intervalMs, integers, anyScale), hooks: { setCursor: [writeLegend], setData: [writeLegend] } }, null, container.current);
     const sized = new ResizeObserver(() => plot.current.setSize({ width: container.current.clientWidth, height: HEIGHT }));
     sized.observe(container.current);
     return () => {
@@ -90,7 +90,7 @@ function write(nodes, u, series, show) {
   });
 }
 
-function options(series, colours, show, width, intervalMs, integers) {
+function options(series, colours, show, width, intervalMs, integers, anyScale) {
   const colour = (tone) => colours.getPropertyValue(`--${tone}`).trim();
   const axis = { font: FONT, stroke: colour('mute'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false } };
   return {
@@ -99,10 +99,10 @@ function options(series, colours, show, width, intervalMs, integers) {
     padding: [8, 22, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: together.key }, drag: { x: false, y: false }, points: { size: 7 } },
-    scales: { x: { time: true }, y: { range: (u, min, max) => [Math.min(0, (min ?? 0) * 1.1), Math.max(1, (max ?? 0) * 1.1)] } },
+    scales: { x: { time: true }, y: { range: anyScale ? fullRange : (u, min, max) => [Math.min(0, (min ?? 0) * 1.1), Math.max(1, (max ?? 0) * 1.1)] } },
     axes: [
       { ...axis, size: 24, gap: 4, space: 74, values: (u, splits, at, space, step) => splits.map((time) => showClock(time * 1_000, step < 60)) },
-      { ...axis, size: 46, gap: 4, space: 34, incrs: integers ? INTEGER_STEPS : TENTH_STEPS, values: (u, splits) => splits.map(show) },
+      { ...axis, size: 46, gap: 4, space: 34, ...(anyScale ? {} : { incrs: integers ? INTEGER_STEPS : TENTH_STEPS }), values: (u, splits) => splits.map(show) },
     ],
     series: [
       {},
@@ -117,6 +117,14 @@ function options(series, colours, show, width, intervalMs, integers) {
       })),
     ],
   };
+}
+
+/** All values and 0, with some room. */
+function fullRange(u, min, max) {
+  const low = Math.min(0, min ?? 0);
+  const high = Math.max(0, max ?? 0);
+  const room = (high - low || 1) * 0.1;
+  return [low < 0 ? low - room : 0, high > 0 || low === 0 ? high + room : 0];
 }
 
 /** Bars are slightly narrower than an interval. */

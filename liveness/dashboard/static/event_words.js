@@ -38,6 +38,9 @@ const SENTENCES = {
   ComponentChanged: (e, d) => component(d),
   ComponentsOrdered: (e, d) => `was given order ${d.order.number}${by(d.order)}: ${ordered(d.order)}${because(d.order.reason)}`,
   ComponentOrdersDone: (e, d) => `has carried out its orders up to ${d.through}`,
+  EntryChanged: (e, d) => `registers itself as ${d.status}${d.uri ? ` at ${d.uri}` : ''}`,
+  ReplicaSeen: (e, d) => `is also registered by ${d.host_name || d.session_id}${d.process_id ? `:${d.process_id}` : ''}, as a replica`,
+  ReplicaLeft: (e, d) => `has no replica ${d.session_id} any more`,
   ActivityScheduled: (e, d) => `${activity(e, d)} was scheduled on ${d.task_queue}`,
   ActivityStarted: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was handed to ${d.worker}`,
   ActivityCompleted: (e, d) => `${activity(e, d)} was completed by ${d.worker}`,
@@ -50,6 +53,8 @@ const SENTENCES = {
   ActivityMadeAvailable: (e, d) => `${activity(e, d)} ${d.fresh ? `was given a fresh start${by(d)}` : 'is available'} as attempt ${d.attempt}`,
   ActivityQuarantined: (e, d) => `${activity(e, d)} was quarantined after ${counted(d.deaths, 'death')} in a row`,
   ActivityHandedOn: (e, d) => `${activity(e, d)} was taken by another engine`,
+  ProgressReported: (e, d) => `unit ${d.unit}: ${progressed(d)} by ${d.worker}`,
+  ProgressForgotten: (e, d) => `unit ${d.unit} was forgotten${by(d)}${because(d.reason)}`,
   ConfigChanged: (e, d) => `settings changed${by(d)}${because(d.reason)}`,
   ShardTaken: (e, d) => `shard ${e.shard_id} is served by ${d.owner} under epoch ${d.epoch}`,
 };
@@ -67,6 +72,11 @@ function component(data) {
   // The supervisor often gives the exit as the reason.
   const facts = [data.reason, ended !== data.reason && ended].filter(Boolean).join(', ');
   return `is ${data.status.toLowerCase()}${data.process_id ? ` as process ${data.process_id}` : ''}${by(data)}${because(facts)}`;
+}
+
+function progressed({ successes, error }) {
+  const done = successes || !error ? counted(successes, 'success', 'successes') : '';
+  return [done, error && `the error ${error}`].filter(Boolean).join(' and ');
 }
 
 function ordered({ action, components, processes }) {
@@ -89,7 +99,7 @@ export function sentenceOf(event) {
 
 const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
 const GOOD = new Set(['WorkerRegistered', 'WorkerResurrected', 'ActivityCompleted']);
-const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ShardTaken', 'ActivityCancelled']);
+const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ProgressForgotten', 'ShardTaken', 'ActivityCancelled']);
 
 export function toneOfEvent(type) {
   if (BAD.has(type)) return 'bad';

@@ -1,5 +1,5 @@
 // Keyboard shortcuts: "/" focuses the filter, "g" and a letter open a view, "?" shows help. Ignored while the user types.
-const VIEWS = { o: 'overview', w: 'workers', c: 'components', a: 'activities', t: 'tasks', e: 'events', n: 'nodes' };
+const VIEWS = { o: 'overview', w: 'workers', c: 'components', r: 'registry', a: 'activities', p: 'progress', t: 'tasks', e: 'events', n: 'nodes' };
 const PREFIX_MS = 1_200;
 
 export const HELP = [
@@ -7,7 +7,9 @@ export const HELP = [
   ['g o', 'overview'],
   ['g w', 'workers'],
   ['g c', 'components'],
+  ['g r', 'registry'],
   ['g a', 'activities'],
+  ['g p', 'progress'],
   ['g t', 'tasks'],
   ['g e', 'events'],
   ['g n', 'nodes and shards'],

@@ -10,6 +10,7 @@ const SENTENCES = {
     `Only a quarantined or failed activity can be given a fresh start${state ? `; this one is ${state.toLowerCase()}` : ''}.`,
   COMPONENT_NOT_FOUND: () => 'The server does not know this component any more.',
   COMPONENT_GROUP_NOT_FOUND: () => 'The server does not know this group any more.',
+  REGISTRY_ENTRY_NOT_FOUND: () => 'The server does not know this component any more.',
   ORDER_QUOTA_EXCEEDED: () => 'Too many orders wait for the supervisor of this group. Start it, and it carries them out.',
   SUPERVISOR_SILENT: () => 'The supervisor of this group does not run, or does not answer.',
   TASK_NOT_FOUND: () => 'This task is not kept any more.',

@@ -22,17 +22,20 @@ const TONES = {
   active: 'good',
   healthy: 'good',
   serving: 'good',
+  ready: 'good',
   started: 'good',
   completed: 'good',
   done: 'good',
   inactive: 'bad',
   crashed: 'bad',
+  offline: 'bad',
   'no supervisor': 'bad',
   lost: 'bad',
   failed: 'bad',
   quarantined: 'bad',
   'dead lettered': 'bad',
   waiting: 'warn',
+  stale: 'warn',
   stopping: 'warn',
   retrying: 'warn',
   leaving: 'warn',
@@ -45,7 +48,7 @@ const TONES = {
   pending: 'info',
 };
 
-export const toneOf = (word) => TONES[word] ?? 'mute';
+export const toneOf = (word) => (Object.hasOwn(TONES, word) ? TONES[word] : 'mute');
 
 const REASONS = {
   LEASE_EXPIRED: 'lease expired',

@@ -13,7 +13,9 @@ from liveness.cluster.placement import choose_node
 from liveness.domain.keys import shard_of
 from liveness.routing.routing_table import Owner
 from liveness.store.errors import StoreError
-from liveness.v1 import admin_pb2, fleet_pb2, service_pb2
+from liveness.v1 import admin_pb2, component_metrics_service_pb2, fleet_pb2, progress_service_pb2, service_pb2
+from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
+from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
 from tests.databases import PostgresServer
 from tests.integration.server.activity_client import ActivityClient
 from tests.integration.server.server_harness import (
@@ -95,6 +97,58 @@ async def test_shards_are_divided_by_placement_and_any_node_serves_any_call(
         assert [node.kind for node in nodes] == ["server", "server"]
         assert sum(node.shards for node in nodes) == SHARDS
         assert [node.answering for node in nodes].count(True) == 1
+
+
+async def test_metrics_are_reported_to_and_queried_from_any_node(harnesses: list[ServerHarness]) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    stubs: list[Any] = [ComponentMetricsServiceStub(each.channel) for each in (first, second)]
+    keys = [f"w{number}" for number in range(10)]
+    for stub in stubs:
+        for key in keys:
+            sample = component_metrics_service_pb2.MetricSample(name="depth", value=1)
+            request = component_metrics_service_pb2.ReportMetricsRequest(
+                namespace=NAMESPACE, worker_instance_key=key, samples=[sample]
+            )
+            assert (await stub.ReportMetrics(request)).stored_samples == 1
+    assert all(each.server.metrics_writer.outcomes["stored"] for each in (first, second)), "by the owner"
+    for stub in stubs:
+        query = component_metrics_service_pb2.QueryMetricsRequest(namespace=NAMESPACE)
+        found = (await stub.QueryMetrics(query)).series
+        assert [series.worker_instance_key for series in found] == keys
+
+
+async def test_progress_is_counted_and_listed_with_its_rates_by_any_node(
+    harnesses: list[ServerHarness],
+) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    nodes = [ProgressServiceStub(harness.channel) for harness in (first, second)]
+    await first.configure(max_progress_units=20)
+    await settled(first, second)
+    report = progress_service_pb2.ReportProgressRequest(
+        namespace=NAMESPACE, worker_instance_key="w", successes=1, report_id="one"
+    )
+    for number in range(20):
+        report.unit = f"unit-{number}"
+        assert not (await nodes[number % 2].ReportProgress(report)).repeated_report
+        assert (await nodes[1 - number % 2].ReportProgress(report)).repeated_report
+    for node in nodes:
+        found: list[progress_service_pb2.UnitProgress] = []
+        request = progress_service_pb2.ListProgressRequest(namespace=NAMESPACE, page_size=8)
+        while not found or request.page_token:
+            page = await node.ListProgress(request)
+            found += page.units
+            request.page_token = page.next_page_token
+        assert [unit.unit for unit in found] == sorted(f"unit-{number}" for number in range(20))
+        assert {(unit.successes, unit.successes_per_minute) for unit in found} == {(1, 1)}
+        report.unit = "one-more"
+        refused = await refusal(node.ReportProgress(report))
+        assert refused.reason == "UNIT_QUOTA_EXCEEDED"
 
 
 async def test_only_the_shards_of_a_silent_owner_are_taken_over(harnesses: list[ServerHarness]) -> None:

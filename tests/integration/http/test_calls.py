@@ -26,6 +26,7 @@ KNOWN = {
     "id.run_id": "run",
     "id.activity_id": "a",
     "task_id": "1",
+    "unit": "table",
 }
 
 
@@ -53,7 +54,7 @@ def test_no_two_calls_share_an_endpoint() -> None:
 def test_exactly_the_reading_calls_use_get() -> None:
     for endpoint in BINDINGS:
         reads = endpoint.method.name.startswith(
-            ("Get", "List", "Describe", "Count", "Watch", "WhoAmI", "CanI")
+            ("Get", "List", "Describe", "Count", "Watch", "Query", "WhoAmI", "CanI")
         )
         assert (endpoint.verb == "GET") == reads, endpoint.method.name
 
@@ -71,8 +72,11 @@ async def test_every_get_endpoint_answers(http_harness: HttpHarness, endpoint: E
     if endpoint.method.name == "GetDeathCertificate":
         assert answer.error["reason"] == "DEATH_NOT_FOUND"  # the worker is alive
         return
-    if endpoint.method.name in ("GetComponent", "GetComponentLogs"):
+    if endpoint.method.name in ("GetComponent", "GetComponentLogs", "GetEntry"):
         assert answer.error["reason"] == "INVALID_FIELD"  # the worker is no component
+        return
+    if endpoint.method.name == "GetProgress":
+        assert answer.error["reason"] == "UNIT_NOT_FOUND"  # nobody has reported
         return
     if endpoint.method.name == "GetRelayStatus":
         assert answer.error["reason"] == "RELAY_NOT_CONFIGURED"

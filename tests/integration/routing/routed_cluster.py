@@ -22,13 +22,17 @@ from liveness.routing.channels import ChannelPool
 from liveness.routing.forwarded_calls import ForwardedCalls
 from liveness.routing.forwarding import target_node
 from liveness.routing.gateway import Gateway
+from liveness.routing.own_calls import OwnCalls
 from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.routing_table import Owner as Route
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
+from liveness.server.component_metrics_service import ComponentMetricsService
 from liveness.server.component_service import ComponentService
 from liveness.server.grpc_registration import register_service
 from liveness.server.liveness_service import LivenessService
+from liveness.server.progress_service import ProgressService
+from liveness.server.registry_service import RegistryService
 from liveness.v1 import cluster_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
@@ -145,6 +149,16 @@ class Owner:
             workers,
             ActivityService(server.node, server.ownership, server.matching),
             ComponentService(server.node, workers, server.supervisor_mail),
+            ComponentMetricsService(server.node, server.store, server.metrics_writer),
+            RegistryService(
+                server.node,
+                server.telemetry,
+                workers.rate_limits,
+                server.quotas,
+                None,
+                OwnCalls(self.gateway, SystemClock()),
+            ),
+            ProgressService(server.node, server.telemetry, server.quotas),
             AdminService(server.node, server.fleet, None, server.membership, server.peers),
         )
         wait = server.node.wait_all_durable

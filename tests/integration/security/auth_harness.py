@@ -11,6 +11,7 @@ from liveness.security.token_table import TokenTable
 from liveness.v1 import token_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
+from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.integration.server.server_harness import ServerHarness
 
@@ -34,6 +35,7 @@ class Client:
         self.token = token
         self.liveness: Any = _WithToken(LivenessServiceStub(channel), token)
         self.activities: Any = _WithToken(ActivityServiceStub(channel), token)
+        self.metrics: Any = _WithToken(ComponentMetricsServiceStub(channel), token)
         self.admin: Any = _WithToken(AdminServiceStub(channel), token)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from liveness.v1 import activity_pb2, admin_pb2, service_pb2
+from liveness.v1 import activity_pb2, admin_pb2, component_metrics_service_pb2, service_pb2
 from tests.integration.security.auth_harness import AuthHarness, Client
 from tests.integration.server.server_harness import (
     ACTIVE,
@@ -115,6 +115,25 @@ async def test_of_a_batch_with_mixed_keys_only_ones_own_are_recorded(
     items = (await whole.liveness.RecordWorkerHeartbeats(request)).items
     reasons = [unpack_status(item.status).reason if item.HasField("status") else "OK" for item in items]
     assert reasons == ["WORKER_KEY_OWNED", "WORKER_KEY_OWNED", "OK", "WORKER_KEY_OWNED", "INVALID_FIELD"]
+
+
+async def test_another_principal_cannot_report_metrics_of_the_key(
+    auth: AuthHarness, owner: Client, thief: Client
+) -> None:
+    request = component_metrics_service_pb2.ReportMetricsRequest(
+        namespace=NAMESPACE,
+        worker_instance_key="w",
+        samples=[component_metrics_service_pb2.MetricSample(name="depth", value=1)],
+    )
+    refused = await refusal(thief.metrics.ReportMetrics(request))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.PERMISSION_DENIED, "WORKER_KEY_OWNED")
+    assert (await owner.metrics.ReportMetrics(request)).stored_samples == 1
+    request.worker_instance_key = "not registered"
+    assert (await thief.metrics.ReportMetrics(request)).stored_samples == 1
+    found = await auth.admin_client.metrics.QueryMetrics(
+        component_metrics_service_pb2.QueryMetricsRequest(namespace=NAMESPACE)
+    )
+    assert [series.worker_instance_key for series in found.series] == ["not registered", "w"]
 
 
 async def test_another_principal_cannot_attach_shut_down_poll_or_claim(

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from liveness.domain.events import ConfigChanged
 from liveness.domain.worker import WorkerState
 from liveness.store.api import WorkerFilter
-from liveness.store.sql import SqlStore, prefix_upper_bound
+from liveness.store.prefixes import prefix_upper_bound
+from liveness.store.sql import SqlStore
 from tests.unit.store.samples import WORKER, About, Owner, described, key, profile, renewals, take, take_one
 
 ACTIVE, INACTIVE, CLEANED_UP = WorkerState

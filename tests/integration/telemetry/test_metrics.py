@@ -31,6 +31,7 @@ from tests.integration.server.component_client import (
     ComponentClient,
     timestamp,
 )
+from tests.integration.server.registry_client import RegistryClient
 from tests.integration.server.server_harness import NAMESPACE, SHARDS, ServerHarness, heartbeat, refusal
 from tests.integration.store.faulty_store import Fault
 from tests.integration.telemetry.exposition import Exposition
@@ -113,6 +114,30 @@ async def test_dead_workers_and_waiting_activities_are_counted(harness: ServerHa
     assert now.value("liveness_available_activities", namespace=OTHER) == 1
     assert now.value("liveness_unpolled_activities", namespace=OTHER) == 0
     assert now.value("liveness_available_oldest_seconds", namespace=OTHER) == 6
+
+
+async def test_registered_components_are_counted_by_kind_and_status(harness: ServerHarness) -> None:
+    registry = RegistryClient(harness.channel)
+    harness.lift_rate_limits()
+    await registry.register("broker:a", interval_ms=10_000)
+    await registry.register("broker:b", status="busy")
+    await registry.register("cache:c")
+    await registry.deregister("cache:c")
+    await harness.beat("broker:plain")
+    await harness.advance(20_500)
+    now = exposition_of(harness)
+    counts = {
+        (sample.labels["kind"], sample.labels["status"]): sample.value
+        for sample in now.families["liveness_registry_entries"].samples
+        if sample.labels["namespace"] == NAMESPACE and sample.value
+    }
+    assert counts == {("broker", "ready"): 1, ("broker", "_other"): 1, ("_other", "offline"): 1}
+    stale = [
+        sample.value
+        for sample in now.families["liveness_registry_stale_entries"].samples
+        if sample.labels["namespace"] == NAMESPACE
+    ]
+    assert stale == [1]
 
 
 async def test_calls_are_counted_by_method_and_code(harness: ServerHarness) -> None:

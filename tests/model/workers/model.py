@@ -47,6 +47,9 @@ class Beat:
     new_incarnation: bool = False
     held_epoch: int = 0
     """The epoch of the lease that the session says it has."""
+    successes: int = 0
+    errors: int = 0
+    last_error: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,23 @@ class ModelWorker:
     replaced: tuple[str, ...] = ()
     resync: bool = False
     """Whether the client was asked for its full set of bindings."""
+    heartbeats: int = 0
+    successes: int = 0
+    errors: int = 0
+    last_error: str = ""
+    error_reported: bool = False
+    """Whether it ever reported one in this life of the key."""
+
+    def counted(self, beat: Beat) -> ModelWorker:
+        """One more heartbeat was applied."""
+        return replace(
+            self,
+            heartbeats=self.heartbeats + 1,
+            successes=self.successes + beat.successes,
+            errors=self.errors + beat.errors,
+            last_error=beat.last_error or self.last_error,
+            error_reported=self.error_reported or beat.last_error != "",
+        )
 
 
 @dataclass(frozen=True)
@@ -189,7 +209,12 @@ class Model:
             to_cancel=worker.to_cancel if worker else {},
             replaced=replaced,
             resync=bool(beat.session) and not beat.full and beat.sequence > last_sequence + 1,
-        )
+            heartbeats=worker.heartbeats if worker else 0,
+            successes=worker.successes if worker else 0,
+            errors=worker.errors if worker else 0,
+            last_error=worker.last_error if worker else "",
+            error_reported=worker.error_reported if worker else False,
+        ).counted(beat)
 
     def _renewed(self, worker: ModelWorker, beat: Beat, rules: Rules, now_ms: int) -> ModelWorker:
         held = _apply_deltas({} if beat.full else worker.held, beat)
@@ -219,7 +244,7 @@ class Model:
             held=held,
             to_cancel=to_cancel,
             resync=resync,
-        )
+        ).counted(beat)
 
     # -- shutdown and forced expiry
 
@@ -278,6 +303,8 @@ class Model:
                 state=CLEANED_UP,
                 deadline_ms=now_ms + retention_ms if retention_ms else 0,
                 to_cancel={},
+                last_error="",
+                error_reported=False,
             )
 
     def forget(self, key: tuple[str, str], now_ms: int) -> None:

@@ -105,6 +105,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.model = Model(lambda key: shard_of(*key, SHARD_COUNT))
         self.sessions = 0
+        self.beats = 0
         self.checker = CommitChecker(self.clock, GRACE_MS)
         self.store = FaultyStore(environment.database, self.checker)
         self.engine: Engine
@@ -209,7 +210,12 @@ class EngineStateMachine(RuleBasedStateMachine):
         last = worker.sequence if worker and name in ("", worker.session) else 0
         numbers = {"next": last + 1, "gap": last + 3, "equal": last, "lower": last - 1, "one": 1}
         number = max(numbers.get(sequence, 0), 0)
-        beat = Beat(name, number, lease_ms, bound, unbound, full, new_incarnation, held_epoch)
+        self.beats += 1
+        error = ("", "", "", "broken", "torn")[self.beats % 5]
+        beat = Beat(
+            name, number, lease_ms, bound, unbound, full, new_incarnation, held_epoch,
+            successes=self.beats % 4, errors=self.beats % 3, last_error=error,
+        )  # fmt: skip
         self._compare(
             lambda: self.model.heartbeat(key, beat, self._now(key)), lambda: self._send(key, beat), fault
         )
@@ -391,6 +397,9 @@ class EngineStateMachine(RuleBasedStateMachine):
             full_bindings=beat.full,
             new_incarnation=beat.new_incarnation,
             lease_epoch=beat.held_epoch,
+            successes=beat.successes,
+            errors=beat.errors,
+            last_error=beat.last_error,
         )
         if beat.lease_ms is not None:
             message.lease_duration.CopyFrom(duration(beat.lease_ms))
@@ -446,6 +455,12 @@ class EngineStateMachine(RuleBasedStateMachine):
         assert in_memory.keys() == self.model.workers.keys()
         for key, worker in in_memory.items():
             _same(worker, self.model.workers[key])
+        totals: Counter[tuple[str, str]] = Counter()
+        for (namespace, _), known in self.model.workers.items():
+            for counter in ("heartbeats", "successes", "errors"):
+                totals[namespace, counter] += getattr(known, counter)
+        for namespace, counted in self.engine.node.counter_totals().items():
+            assert counted._asdict() == {name: totals[namespace, name] for name in counted._fields}
         census = Counter((key.namespace, worker.state) for key, worker in in_memory.items())
         assert self.engine.node.census == census, "the maintained counts equal a new count"
         deaths = (InactiveReason.LEASE_EXPIRED, InactiveReason.DISCONNECTED)
@@ -518,6 +533,9 @@ def _same(worker: Worker, model: ModelWorker) -> None:
     assert worker.superseded == model.replaced
     if worker.session_id:
         assert worker.resync == model.resync
+    counted = worker.heartbeats, worker.successes, worker.errors, worker.last_error
+    assert counted == (model.heartbeats, model.successes, model.errors, model.last_error)
+    assert bool(worker.standing.last_error_wall_ms) == model.error_reported
 
 
 # -- random walks without hypothesis: they cannot be shrunk, but they reach far more situations

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -46,9 +46,10 @@ asyncio.run(main())
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment without LIVENESS_ settings, which would give all servers one HTTP port."""
+    """Return this process's environment without LIVENESS_ settings, which would give all servers one HTTP port. Servers do not
+    register themselves: tests count workers and events."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LIVENESS_")}
-    return {**inherited, "LIVENESS_HTTP": "off", **variables}
+    return {**inherited, "LIVENESS_HTTP": "off", "LIVENESS_REGISTER_SELF": "off", **variables}
 
 
 def liveness_command(*args: str) -> list[str]:
@@ -66,13 +67,15 @@ def first_address(output: IO[str]) -> tuple[str, list[str]]:
 
 
 @contextmanager
-def child_process(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that is always ended with SIGTERM and waited for."""
+def child_process(
+    command: list[str], folder: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that is always ended with SIGTERM and waited for. `variables`: further ones of its environment."""
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment(),
+            env={**environment(), **(variables or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

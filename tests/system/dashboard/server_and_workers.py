@@ -53,7 +53,8 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment | self._settings,
+            # Tests count workers and events, so the server does not register itself.
+            env=environment | {"LIVENESS_REGISTER_SELF": "off"} | self._settings,
         )
         self.url = ""
         told = threading.Event()

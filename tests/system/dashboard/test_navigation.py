@@ -33,6 +33,7 @@ async def test_keys_open_every_view(screen: Screen, api: ApiClient) -> None:
     for key, title in (
         ("w", "Workers"),
         ("a", "Activities"),
+        ("p", "Progress"),
         ("t", "Tasks"),
         ("e", "Events"),
         ("n", "Nodes and shards"),

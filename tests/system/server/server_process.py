@@ -75,9 +75,11 @@ def command(*arguments: str, module: str = "liveness.cli") -> list[str]:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this environment without LIVENESS_ settings of the developer, which would give all servers one HTTP port."""
+    """Return this environment without LIVENESS_ settings of the developer, which would give all servers one HTTP port. Servers
+    do not register themselves: tests count workers and events."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LIVENESS_")}
-    return {**clean, "PYTHONUNBUFFERED": "1", "LIVENESS_HTTP": "off", **(extra or {})}
+    quiet = {"PYTHONUNBUFFERED": "1", "LIVENESS_HTTP": "off", "LIVENESS_REGISTER_SELF": "off"}
+    return {**clean, **quiet, **(extra or {})}
 
 
 async def run_to_end(*arguments: str, environ: Mapping[str, str] | None = None) -> ExitResult:

@@ -1,4 +1,4 @@
-"""A collector: a real gRPC server of OTLP's TraceService that keeps the spans that it receives."""
+"""A collector: a real gRPC server of OTLP that keeps the spans and metrics that it receives."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from threading import Condition
 from typing import Any, NamedTuple
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
+    MetricsServiceServicer,
+    add_MetricsServiceServicer_to_server,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -17,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 SECONDS_MAX = 60
@@ -39,9 +48,29 @@ class SpanRecord(NamedTuple):
 Spans = list[SpanRecord]
 
 
+class MetricRecord(NamedTuple):
+    component: str
+    """NAMESPACE/KEY."""
+    metric: Metric
+
+
+class _Metrics(MetricsServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def Export(self, request: ExportMetricsServiceRequest, context: Any) -> ExportMetricsServiceResponse:
+        for part in request.resource_metrics:
+            about = _values(part.resource.attributes)
+            component = f"{about['service.namespace']}/{about['service.instance.id']}"
+            for scope in part.scope_metrics:
+                self._collector.metrics += [MetricRecord(component, metric) for metric in scope.metrics]
+        return ExportMetricsServiceResponse()
+
+
 class Collector(TraceServiceServicer):
     def __init__(self) -> None:
         self.url = ""
+        self.metrics: list[MetricRecord] = []
         self._spans: Spans = []
         self._more = Condition()
 
@@ -97,6 +126,7 @@ def collecting() -> Iterator[Collector]:
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(4))
     add_TraceServiceServicer_to_server(collector, server)
+    add_MetricsServiceServicer_to_server(_Metrics(collector), server)
     collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

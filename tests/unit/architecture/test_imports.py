@@ -47,10 +47,11 @@ BELOW: dict[str, set[str]] = {
         "liveness.dashboard": "",
         "liveness.sdk": "v1 client_credentials clock templated_error rpc_details network_addresses version",
         "liveness.bridges": "sdk v1 client_credentials background clock telemetry",
+        "liveness.doors": "sdk v1 client_credentials background clock config domain http templated_error",
         "liveness.supervisor": "sdk v1 client_credentials background clock config domain templated_error version",
         "liveness.demo": "sdk v1 clock",
         "liveness.testing": "app clock config domain",
-        "liveness.cli": "app bridges client_credentials clock config demo domain engine frontend http rpc rpc_details sdk security store supervisor telemetry v1 version",
+        "liveness.cli": "app bridges client_credentials clock config demo domain doors engine frontend http rpc rpc_details sdk security store supervisor telemetry v1 version",
         "liveness.__main__": "cli",
         # Public names of modules that lie in other folders.
         "liveness.settings": "config",
@@ -243,8 +244,9 @@ def sql_libraries(source: Source) -> set[str]:
 
 
 def test_only_the_store_uses_sql() -> None:
-    """And the command line, whose doctor examines databases that no store can open, and the guard of users' data."""
-    allowed = ("liveness/store/", "liveness/cli/", "liveness/integrations/fencing.py")
+    """And the command line, whose doctor examines databases that no store can open, the guard of users' data, and the door to
+    pgai's tables in users' databases."""
+    allowed = ("liveness/store/", "liveness/cli/", "liveness/integrations/fencing.py", "liveness/doors/pgai/")
     assert offences(sql_libraries, allowed=allowed) == {}
 
 

@@ -104,11 +104,14 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         takeover_grace_ms = 0
         checkpoint_interval_s = 0.5
         retention_interval_s = 60
+        component_metrics_retention_s = 3600
+        component_metrics_otlp = "http://collector.example:4317"
         database_bytes_max = 50_000_000_000
         task_retention_s = 0
         task_attempts_max = 1
         shutdown_timeout_s = 0
         traces = "https://collector.example:4317"
+        register_self = "off"
         auth = "on"
         auth_jwt_issuer = "https://issuer.example"
         auth_jwt_audience = "liveness"
@@ -122,7 +125,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         principal_connections_max = 0
         namespaces = ["default", "orders"]
         webhook_url = "https://engine.example/reschedules"
-        http = "off"
+        http = "127.0.0.1:7481"
         http_hosts = ["liveness.example"]
         tls_cert_file = "server.pem"
         tls_key_file = "server.key"
@@ -149,12 +152,16 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         bridge_skip = ["slow-*", "type:upload"]
         bridge_only = ["type:*"]
         bridge_temporal_ui = "https://temporal.example"
+        door_noetl_replicas = "number"
         relay = ["nats://a.example:4222", "tls://b.example"]
         relay_creds_file = "nats.creds"
         relay_queues = ["default/*"]
         relay_events = true
         relay_stream = "ORDERS"
         relay_replicas = 3
+        door = ["noetl:default", "pgai:orders=postgresql://liveness@db.example/app"]
+        door_pgai_hints = "3s"
+        door_pgai_restart_allowance = "30m"
         """.replace("SECRET_FILE", str(secret_file)),
     )
     settings = load_settings({}, {}, file)

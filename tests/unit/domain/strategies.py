@@ -35,6 +35,8 @@ from liveness.domain.decider import ActivationT
 from liveness.domain.events import LeaseRenewed, Retry
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
+from liveness.domain.progress import UnitProgress
+from liveness.domain.registry import Entry, Replica
 from liveness.domain.worker import (
     NO_HANDED,
     NO_STANDING,
@@ -102,6 +104,7 @@ def _activations(kind: type[ActivationT]) -> st.SearchStrategy[ActivationT]:
         resync=st.booleans(),
         loop_lag_ms=durations,
         principal=text,
+        error_reported=st.booleans(),
     )
 
 
@@ -163,6 +166,31 @@ order_books = st.just(NO_ORDERS) | st.builds(
     OrderBook, last_number=numbers, waiting=st.lists(orders, max_size=3).map(tuple)
 )
 
+entry_fields: dict[str, st.SearchStrategy[Any]] = {
+    "uri": text,
+    "status": text,
+    "capacity": st.none() | numbers,
+    "runtime": text,
+    "interval_ms": durations,
+    "lease_ms": durations,
+}
+replicas = st.builds(
+    Replica,
+    session_id=text,
+    host_name=text,
+    process_id=text,
+    uri=text,
+    seen_ms=times,
+    first_seen_wall_ms=times,
+    last_seen_wall_ms=times,
+)
+entries = st.builds(
+    Entry,
+    first_seen_wall_ms=times,
+    replicas=st.lists(replicas, max_size=2).map(tuple),
+    **entry_fields,
+)
+
 companies = st.builds(ConcurrentDeaths, numbers, numbers, numbers)
 certificates = st.builds(
     DeathCertificate,
@@ -201,7 +229,12 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     events.DrainBegun: st.builds(events.DrainBegun, reason=text, deadline_ms=times, by=text),
     events.DisconnectGraceGranted: st.builds(events.DisconnectGraceGranted, grace_ms=durations),
     events.WorkerDescribed: st.builds(
-        events.WorkerDescribed, profile=profiles, status=statuses, last_error=text, loop_lag_ms=durations
+        events.WorkerDescribed,
+        profile=profiles,
+        status=statuses,
+        last_error=text,
+        loop_lag_ms=durations,
+        error_reported=st.booleans(),
     ),
     events.WorkerDeactivated: st.builds(
         events.WorkerDeactivated,
@@ -222,6 +255,17 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     events.ComponentChanged: st.builds(events.ComponentChanged, wall_ms=times, **component_fields),
     events.ComponentsOrdered: st.builds(events.ComponentsOrdered, order=orders),
     events.ComponentOrdersDone: st.builds(events.ComponentOrdersDone, through=counts),
+    events.EntryChanged: st.builds(events.EntryChanged, wall_ms=times, **entry_fields),
+    events.ReplicaSeen: st.builds(
+        events.ReplicaSeen,
+        session_id=text,
+        host_name=text,
+        process_id=text,
+        uri=text,
+        at_ms=times,
+        wall_ms=times,
+    ),
+    events.ReplicaLeft: st.builds(events.ReplicaLeft, session_id=text),
     events.ActivityScheduled: _about_activity(
         events.ActivityScheduled,
         activity_type=text,
@@ -247,6 +291,10 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     ),
     events.ActivityQuarantined: _about_activity(events.ActivityQuarantined, deaths=numbers, at_ms=times),
     events.ActivityHandedOn: _about_activity(events.ActivityHandedOn, at_ms=times),
+    events.ProgressReported: st.builds(
+        events.ProgressReported, unit=text, worker=text, successes=numbers, error=text, report_id=text
+    ),
+    events.ProgressForgotten: st.builds(events.ProgressForgotten, unit=text, reason=text, by=text),
     events.ConfigChanged: st.builds(
         events.ConfigChanged, set=settings, unset=st.lists(text, max_size=3).map(tuple), reason=text, by=text
     ),
@@ -268,6 +316,8 @@ standings = st.just(NO_STANDING) | st.builds(
     ),
     component=st.none() | components,
     orders=order_books,
+    entry=st.none() | entries,
+    last_error_wall_ms=times,
 )
 workers = st.builds(
     Worker,
@@ -293,6 +343,21 @@ workers = st.builds(
     inactive_detail=text,
     standing=standings,
     wall_offset_ms=offsets,
+    heartbeats=numbers,
+)
+units = st.builds(
+    UnitProgress,
+    created_wall_ms=times,
+    updated_wall_ms=times,
+    successes=numbers,
+    errors=numbers,
+    last_success_wall_ms=times,
+    last_success_worker=text,
+    last_error_wall_ms=times,
+    last_error=text,
+    last_error_worker=text,
+    failing=st.booleans(),
+    report_ids=st.lists(text, max_size=3).map(tuple),
 )
 activities = st.builds(
     Activity,

@@ -90,9 +90,10 @@ def test_a_plain_renewal_equals_the_result_of_decide_and_evolve(
     fast = renew_if_plain(worker, sequence, successes, errors, at_ms, WALL_OFFSET_MS)
     events = decide_and_evolve(worker, beat, at_ms)
     if fast is None:
-        # The fast path declines: the heartbeat is no plain renewal, or a counter is at its maximum.
+        # The fast path declines: the heartbeat is no plain renewal, may report an error, or a counter is at its maximum.
         counted_out = max(worker.successes + successes, worker.errors + errors) > decider.COUNTER_MAX
-        assert counted_out or not any(isinstance(event, LeaseRenewed) for event in events)
+        may_report = errors and worker.last_error
+        assert counted_out or may_report or not any(isinstance(event, LeaseRenewed) for event in events)
     else:
         event, after = fast
         assert (event,) == events

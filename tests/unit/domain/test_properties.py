@@ -350,7 +350,7 @@ def check(worker: Worker) -> None:
 
 @always
 def the_last_of_several_plain_renewals_gives_the_same_state_as_all(history: History) -> None:
-    """A checkpoint may therefore keep one renewal per worker; only the resync flag accumulates."""
+    """Except for the resync flag and the count of heartbeats, which accumulate."""
     scenario = history.scenario
     run: list[LeaseRenewed] = []
     start: Worker | None = None
@@ -367,4 +367,32 @@ def the_last_of_several_plain_renewals_gives_the_same_state_as_all(history: Hist
         assert after is not None
         alone = evolve(start, event, 1, wall_ms)
         assert alone is not None
-        assert alone._replace(resync=after.resync) == after
+        assert alone._replace(resync=after.resync, heartbeats=start.heartbeats + len(run)) == after
+
+
+@always
+def a_worker_counts_the_heartbeats_that_were_applied_since_it_registered(history: History) -> None:
+    applied = 0
+    for command, refused, before, events, _, after in history.steps:
+        if after is not None and before is not None and after.number != before.number:
+            applied = 0
+        if isinstance(command, Beat) and events and not refused:
+            applied = 1 if before is None else applied + 1
+        assert (after.heartbeats if after else 0) == (applied if after else 0)
+
+
+@always
+def the_time_of_the_last_error_is_that_of_the_heartbeat_that_reported_it(history: History) -> None:
+    reported_ms = 0
+    for before, event, after, wall_ms in zip(
+        history.scenario.states,
+        history.scenario.log,
+        history.scenario.states[1:],
+        history.scenario.wall_times,
+        strict=False,
+    ):
+        if before is None or after is None or after.number != before.number or after.state is CLEANED_UP:
+            reported_ms = 0
+        if getattr(event, "error_reported", False):
+            reported_ms = wall_ms
+        assert (after.standing.last_error_wall_ms if after else 0) == reported_ms

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from liveness.domain.errors import InvalidRequest
 from liveness.http.body_reader import BODY_BYTES_MAX_OF_METHOD
 from liveness.http.endpoints import WHOLE_BODY, Endpoint, EndpointTable, Match, MethodNotAllowed, endpoints_of
-from liveness.http.fields import FieldPath
+from liveness.http.fields import FieldPath, is_text_map
 from liveness.http.json_output import json_bytes, to_json_value
 from liveness.http.openapi import SERVICES, query_parameters
 from liveness.http.transcoding import VALUES_MAX, build_request
@@ -122,6 +122,9 @@ def request_for(endpoint: Endpoint, message: Message) -> tuple[str, str, bytes]:
     pairs: list[tuple[str, str]] = []
     for path in query_parameters(endpoint):
         value = take(path)
+        if is_text_map(path.leaf):
+            pairs += [(f"{path}[{key}]", each) for key, each in (value or {}).items()]
+            continue
         values = value if isinstance(value, list) else [] if value is None else [value]
         pairs += [(str(path), str(each).lower() if isinstance(each, bool) else str(each)) for each in values]
     return "/" + "/".join(parts), urlencode(pairs), body

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from liveness.domain.activity import Activity
 from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId
+from liveness.domain.progress import UnitProgress
 from liveness.domain.worker import BoundActivity, Worker
 from liveness.store.codec import LogEntry, LogRow, RenewalState
 from tests.unit.store import (
@@ -24,6 +25,8 @@ from tests.unit.store import (
     golden_v8,
     golden_v9,
     golden_v10,
+    golden_v11,
+    golden_v12,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -50,6 +53,7 @@ class Version(NamedTuple):
     settings: dict[str, float]
     take_overs: tuple[int, ...]
     deaths: list[Death]
+    stored_progress: Mapping[str, UnitProgress]
 
     def rows(self) -> list[LogRow]:
         return _read_rows(self.name)
@@ -72,6 +76,7 @@ VERSIONS = [
         known.SETTINGS,
         known.TAKE_OVERS,
         getattr(known, "DEATHS", []),
+        getattr(known, "STORED_PROGRESS", {}),
     )
     for name, known in (
         ("v1", golden_v1),
@@ -84,5 +89,7 @@ VERSIONS = [
         ("v8", golden_v8),
         ("v9", golden_v9),
         ("v10", golden_v10),
+        ("v11", golden_v11),
+        ("v12", golden_v12),
     )
 ]

@@ -89,7 +89,15 @@ def activation(**changes: Any) -> dict[str, Any]:
 
 def without_wall_times(workers: dict[str, Worker | None]) -> dict[str, Worker | None]:
     """Workers as the rows of versions 1 to 4 hold them: these do not store when the last heartbeat came."""
-    return {name: worker and worker._replace(wall_offset_ms=None) for name, worker in workers.items()}
+    return {
+        name: worker and worker._replace(wall_offset_ms=None)
+        for name, worker in without_counts(workers).items()
+    }
+
+
+def without_counts(workers: dict[str, Worker | None]) -> dict[str, Worker | None]:
+    """Workers as the rows of versions 1 to 10 hold them: these do not store how many heartbeats they sent."""
+    return {name: worker and worker._replace(heartbeats=0) for name, worker in workers.items()}
 
 
 MEANING: list[LogEntry] = [
@@ -153,6 +161,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
         inactive_reason=None,
         inactive_detail="",
         wall_offset_ms=WALL_MS,
+        heartbeats=6,
     ),
     "worker-2": Worker(
         number=4,
@@ -175,6 +184,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
         inactive_reason=InactiveReason.SHUTDOWN,
         inactive_detail="",
         wall_offset_ms=WALL_MS,
+        heartbeats=2,
     ),
     "worker-3": None,
 }

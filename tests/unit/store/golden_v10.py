@@ -31,7 +31,7 @@ from liveness.domain.worker import (
 )
 from liveness.store.codec import LogEntry
 from tests.unit.store import golden_v9
-from tests.unit.store.golden_v1 import WALL_MS, activation
+from tests.unit.store.golden_v1 import WALL_MS, activation, without_counts
 from tests.unit.store.golden_v9 import (
     DEATHS,
     FINAL_ACTIVITIES,
@@ -127,6 +127,7 @@ _COMPONENT = Worker(
         ),
     ),
     wall_offset_ms=WALL_MS,
+    heartbeats=1,
 )
 _SUPERVISOR = _COMPONENT._replace(
     number=_EARLIER[-1].seq + 5,
@@ -143,4 +144,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
     COMPONENT: _COMPONENT,
     SUPERVISOR: _SUPERVISOR,
 }
-STORED_WORKERS = {**golden_v9.STORED_WORKERS, "component": _COMPONENT, "supervisor": _SUPERVISOR}
+STORED_WORKERS = {
+    **golden_v9.STORED_WORKERS,
+    **without_counts({"component": _COMPONENT, "supervisor": _SUPERVISOR}),
+}

@@ -226,6 +226,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
             handed={id_of("hold"): True, id_of("new"): False},
         ),
         wall_offset_ms=WALL_MS,
+        heartbeats=4,
     ),
     "worker-2": Worker(
         number=4,
@@ -249,6 +250,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
         inactive_detail="",
         standing=Standing(loop_lag_ms=9),
         wall_offset_ms=WALL_MS,
+        heartbeats=3,
     ),
     "worker-3": None,
 }

@@ -85,6 +85,7 @@ _WORKER_4 = Worker(
     inactive_reason=None,
     inactive_detail="",
     wall_offset_ms=WALL_MS,
+    heartbeats=1,
 )
 FINAL_WORKERS: dict[str, Worker | None] = {**golden_v5.FINAL_WORKERS, "worker-4": _WORKER_4}
 _TOMBSTONE = golden_v5.STORED_WORKERS["tombstone"]

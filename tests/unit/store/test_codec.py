@@ -14,6 +14,7 @@ from liveness.domain.activity import Activity
 from liveness.domain.death_certificate import ConcurrentDeaths, DeathEvidence, Stall, issue_certificate
 from liveness.domain.events import Event, LeaseRenewed, WorkerDeactivated
 from liveness.domain.keys import IDENTIFIER_BYTES_MAX
+from liveness.domain.progress import UnitProgress
 from liveness.domain.worker import (
     NO_PROFILE,
     NO_STANDING,
@@ -146,6 +147,7 @@ renewal_states = st.builds(
     strategies.numbers,
     st.booleans(),
     st.sampled_from([None, 0, 1_790_000_000_000, 1_790_000_000_001]),
+    strategies.numbers,
 )
 
 
@@ -172,7 +174,22 @@ def test_version_0_1_0_reads_a_checkpoint_with_wall_times() -> None:
     read = msgspec.json.decode(codec.encode_renewal_states(states), type=list[State])
     known = {state.number: state for state in read if state.number in range(1, 5)}
     assert known == {state.number: State(*state[:6]) for state in states}
-    assert len(read) == len(states) + 2, "states with the same offset share one entry for it"
+    assert len(read) == len(states) + 3, (
+        "states share entries for their offset and for the counts of heartbeats"
+    )
+
+
+def test_the_version_before_heartbeats_were_counted_reads_a_checkpoint_with_counts() -> None:
+    """It takes number 0 for an offset, and skips other numbers of no worker."""
+    states = [RenewalState(n, 1, n * 100, 7, 0, False, 1_790_000_000_000, n * 1_000) for n in range(1, 7)]
+    read = msgspec.json.decode(codec.encode_renewal_states(states), type=list[RenewalState])
+    assert [state.number for state in read] == [0, 1, 2, 3, 4, -1, 5, 6, -1]
+    assert codec.decode_renewal_states(codec.encode_renewal_states(states)) == states
+
+
+@given(strategies.units)
+def test_progress_round_trips(unit: UnitProgress) -> None:
+    assert codec.decode_progress(unit.failing, codec.encode_progress(unit)) == unit
 
 
 @given(strategies.settings)

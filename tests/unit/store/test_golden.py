@@ -1,7 +1,7 @@
 """Every version decodes the rows of earlier versions and folds them to the same state.
 
 The files in `golden` are frozen; see the README beside them. Their decoded values are in `golden_v1` to
-`golden_v10`.
+`golden_v12`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ import pytest
 
 from liveness.domain import activity as activities
 from liveness.domain.activity import Activity
-from liveness.domain.events import WorkerCleanedUp, WorkerDeactivated, WorkerForgotten
+from liveness.domain.events import (
+    ProgressForgotten,
+    ProgressReported,
+    WorkerCleanedUp,
+    WorkerDeactivated,
+    WorkerForgotten,
+)
 from liveness.domain.fold import evolve
 from liveness.domain.keys import ActivityId
+from liveness.domain.progress import UnitProgress
+from liveness.domain.progress import evolve as evolve_progress
 from liveness.domain.worker import InactiveReason, Worker
 from liveness.store import codec
 from liveness.store.codec import RenewalBatch, decode_entry, encode_entry
@@ -58,6 +66,16 @@ def test_folding_the_golden_log_gives_the_same_workers(version: Version) -> None
     assert workers == version.workers
 
 
+def test_folding_the_golden_log_gives_the_same_progress() -> None:
+    known: dict[str, UnitProgress | None] = {}
+    seen: list[UnitProgress | None] = []
+    for entry in map(decode_entry, NEWEST.rows()):
+        if isinstance(entry.event, ProgressReported | ProgressForgotten):
+            known[entry.event.unit] = evolve_progress(known.get(entry.event.unit), entry.event, entry.wall_ms)
+            seen.append(known[entry.event.unit])
+    assert seen[1:] == [NEWEST.stored_progress["progress"], None]
+
+
 @every_version
 def test_folding_the_golden_log_gives_the_same_activities(version: Version) -> None:
     known: dict[ActivityId, Activity] = {}
@@ -78,6 +96,8 @@ def test_golden_projections_decode_to_their_recorded_values(version: Version) ->
     for name, activity in version.stored_activities.items():
         columns = (activity.id, int(activity.state), activity.task_queue, activity.worker)
         assert codec.decode_activity(*columns, forms.pop(name)) == activity
+    for name, progress in version.stored_progress.items():
+        assert codec.decode_progress(progress.failing, forms.pop(name)) == progress
     assert codec.decode_bound_activity(forms.pop("bound_activity")) == version.stored_binding
     assert codec.decode_renewal_states(forms.pop("pulses")) == version.renewal_states
     assert codec.decode_settings(forms.pop("settings")) == version.settings
@@ -167,6 +187,7 @@ def written_forms(version: Version) -> dict[str, str]:
     return {
         **{name: codec.encode_worker(worker) for name, worker in version.stored_workers.items() if worker},
         **{name: codec.encode_activity(activity) for name, activity in version.stored_activities.items()},
+        **{name: codec.encode_progress(progress) for name, progress in version.stored_progress.items()},
         "bound_activity": codec.encode_bound_activity(version.stored_binding),
         "pulses": codec.encode_renewal_states(version.renewal_states),
         "settings": codec.encode_settings(version.settings),

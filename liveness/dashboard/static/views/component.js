@@ -8,6 +8,7 @@ import { useHistory } from '../history.js';
 import { html, useEffect, useMemo, useState } from '../html.js';
 import { Icon } from '../icons.js';
 import { Badge } from '../parts/badge.js';
+import { MetricCharts } from '../parts/metric_charts.js';
 import { Empty, Failure, Loading } from '../parts/notice.js';
 import { Elapsed, Name, Time } from '../parts/text.js';
 import { href, workerHref } from '../route.js';
@@ -42,6 +43,7 @@ export function Component({ ns, params }) {
       ${history.events.length ? html`<${Timeline} spans=${spans} beats=${NONE} silences=${NONE} without=${LANES_LEFT_OUT} />` : history.error ? html`<${Failure} error=${history.error} />` : html`<${Loading} />`}
     </section>
     <${HealthCharts} history=${history} component=${component} />
+    <${MetricCharts} ns=${ns} id=${key} />
     <div class="worker-columns">
       <div class="stack">
         <${Output} ns=${ns} component=${component} group=${group} />

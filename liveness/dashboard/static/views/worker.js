@@ -10,6 +10,7 @@ import { connection } from '../live.js';
 import { Badge } from '../parts/badge.js';
 import { EventList } from '../parts/event_list.js';
 import { LeaseBar } from '../parts/lease_bar.js';
+import { MetricCharts } from '../parts/metric_charts.js';
 import { Empty, Failure, Loading } from '../parts/notice.js';
 import { ActivityLink, Name, Time } from '../parts/text.js';
 import { href } from '../route.js';
@@ -46,6 +47,7 @@ export function Worker({ ns, params }) {
     <section class="card" aria-label="Timeline">
       ${history.events.length ? html`<${Timeline} spans=${spans} beats=${allBeats} silences=${known.silences} />` : history.error ? html`<${Failure} error=${history.error} />` : html`<${Loading} />`}
     </section>
+    <${MetricCharts} ns=${ns} id=${key} />
     <div class="worker-columns">
       <div class="stack">
         <${Deaths} ns=${ns} certificates=${certificates} />
@@ -125,8 +127,9 @@ function Facts({ worker }) {
     ['SDK', worker.sdk_name && html`<${Name} plain>${`${worker.sdk_name} ${worker.sdk_version}`}<//>`],
     worker.start_time && ['started', html`<${Time} ms=${parseTime(worker.start_time)} ago />`],
     ['current job', worker.current_job && html`<${Name} plain>${worker.current_job}<//>`],
+    ['heartbeats', `${count(worker.heartbeat_count)} applied since it registered`],
     ['done', `${count(worker.successes)} succeeded, ${count(worker.errors)} failed`],
-    ['last error', worker.last_error && html`<${Name} plain>${worker.last_error}<//>`],
+    ['last error', worker.last_error && html`<${Name} plain>${worker.last_error}<//>${worker.last_error_time && html` <${Time} ms=${parseTime(worker.last_error_time)} ago />`}`],
     worker.loop_lag && ['loop lag', showDuration(parseDuration(worker.loop_lag))],
     ...Object.entries(worker.labels).map(([name, value]) => [html`<${Name} plain>${name}<//>`, html`<${Name}>${value}<//>`]),
     ['capabilities', worker.capabilities.length > 0 && html`<${Name} plain>${worker.capabilities.join(', ')}<//>`],

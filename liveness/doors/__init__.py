@@ -1,0 +1,1 @@
+"""Doors: clients of other systems find here what they know, answered by liveness."""
