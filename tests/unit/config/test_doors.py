@@ -42,7 +42,9 @@ def test_a_variable_separates_doors_with_spaces_because_urls_may_have_commas() -
     ],
 )
 def test_what_is_no_door_is_refused_in_one_sentence(door: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"^flag --door is .*, but must be noetl, .*pgai=postgresql://.*\.$"):
+    with pytest.raises(
+        SettingsError, match=r"^flag --door is .*, but must be noetl, .*pgai=postgresql://.*\.$"
+    ):
         load_settings({"door": (door,)}, {})
 
 
