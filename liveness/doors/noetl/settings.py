@@ -39,8 +39,8 @@ class NoetlSettings(NamedTuple):
     """How often the server is heard itself. Nothing is swept: leases end by their own timers."""
     heartbeat_interval_ms: int = 15_000
     """How often clients are expected to be heard."""
-    pool_name: str = ""
-    """The pool of a heartbeat that names none; empty: such a heartbeat is refused."""
+    pool_name: str = "worker-cpu"
+    """The pool of a heartbeat that names none."""
     pool_runtime: str = "cpu"
     """The runtime of a pool that is registered by its heartbeat alone."""
     capacity: int | None = None
@@ -68,6 +68,7 @@ def from_environment(
     def name(variable: str, default: str) -> str:
         return read(variable, default, _name, "a name of 1 to 200 printable characters")
 
+    runtime = name("NOETL_WORKER_POOL_RUNTIME", "cpu").lower()
     return NoetlSettings(
         namespace=namespace,
         replicas=replicas,
@@ -76,8 +77,8 @@ def from_environment(
         server_name=name("NOETL_SERVER_NAME", f"server-{socket.gethostname()}"),
         sweep_interval_ms=seconds("NOETL_SERVER_SWEEP_INTERVAL", 15, 1),
         heartbeat_interval_ms=seconds("NOETL_WORKER_HEARTBEAT_INTERVAL", 15, 1),
-        pool_name=name("NOETL_WORKER_POOL_NAME", ""),
-        pool_runtime=name("NOETL_WORKER_POOL_RUNTIME", "cpu").lower(),
+        pool_name=name("NOETL_WORKER_POOL_NAME", f"worker-{runtime}"),
+        pool_runtime=runtime,
         capacity=read("NOETL_WORKER_CAPACITY", None, _capacity, f"a whole number from 0 to {CAPACITY_MAX}"),
         labels=tuple(
             label for part in environment.get("NOETL_WORKER_LABELS", "").split(",") if (label := part.strip())

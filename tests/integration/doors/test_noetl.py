@@ -165,6 +165,8 @@ async def test_a_name_alone_registers_a_pool(noetl: NoetlClient) -> None:
     assert (await noetl.heartbeat("worker-gpu"))["status"] == "ok"
     [row] = await noetl.pools()
     assert (row["name"], row["runtime"], row["status"]) == ("worker-gpu", "gpu", "ready")
+    nameless = await noetl.ok("POST", "/api/worker/pool/heartbeat", {})
+    assert nameless["name"] == "worker-cpu"
 
 
 async def test_a_pool_that_was_cleaned_up_comes_back_with_a_heartbeat(noetl: NoetlClient) -> None:
@@ -250,7 +252,7 @@ async def test_metrics_are_stored_and_found_again(noetl: NoetlClient, stopped_ha
         ("POST", "/api/runtime/register", {**SERVER, "base_url": ""}, "uri is required"),
         ("POST", "/api/runtime/register", {**SERVER, "component_type": "Worker Pool"}, "kind"),
         ("POST", "/api/runtime/register", {**SERVER, "component_type": "supervisor"}, "kind"),
-        ("POST", "/api/worker/pool/heartbeat", {}, "name is required"),
+        ("POST", "/api/worker/pool/heartbeat", {"name": []}, "name must be a text"),
         ("DELETE", "/api/worker/pool/deregister", {}, "name is required"),
         ("POST", "/api/metrics/report", {"component_name": "pool-a"}, "metrics"),
         ("POST", "/api/metrics/report", {"metrics": []}, "component_name is required"),
