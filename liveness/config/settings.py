@@ -593,6 +593,16 @@ def _read_secret(path: Path) -> str:
 _KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)")
 
 
+SUPERVISOR_VARIABLES = frozenset(
+    PREFIX + name
+    for name in (
+        "COMPONENT_ID", "COMPONENT_PROCESS", "SESSION_ID", "SUPERVISOR_ID", "CHECK_ID", "HEALTH_FD", "CONTROL_FD", "GROUP", "INDEX",
+        "TASK_QUEUE", "LABELS", "BUILD_ID", "LEASE",
+    )
+)  # fmt: skip
+"""What `liveness supervise` tells the processes that it starts. A server may be one of them."""
+
+
 def _check_variables(environ: Mapping[str, str]) -> None:
     """Refuse unknown variables: a misspelt one would be ignored without notice."""
     known = {
@@ -602,6 +612,8 @@ def _check_variables(environ: Mapping[str, str]) -> None:
     }
     for name, value in sorted(environ.items()):
         if not name.startswith(PREFIX) or name.startswith(TEST_PREFIX) or name in known:
+            continue
+        if name in SUPERVISOR_VARIABLES:
             continue
         if _KUBERNETES.fullmatch(name) or (name.endswith("_PORT") and "://" in value):
             continue

@@ -25,8 +25,9 @@ CONTROL_FD = "LIVENESS_CONTROL_FD"
 TAKEN_BY = "LIVENESS_COMPONENT_PROCESS"
 """The session and the process id of the process that is the component."""
 
-FIRST_SEQUENCE = 1_000_000
-"""The number of the first heartbeat that a component's own worker sends. Its supervisor has used lower ones in the same session."""
+OWN_SEQUENCES = 1_000_000
+"""The first heartbeat that a component's own worker sends has this number, or a multiple of it if there was another worker before.
+Its supervisor has used lower ones in the same session."""
 
 
 class ComponentEnvironment(NamedTuple):
@@ -40,12 +41,15 @@ class ComponentEnvironment(NamedTuple):
     lease_s: float | None = None
     health_fd: int | None = None
     control_fd: int | None = None
+    first_sequence: int = OWN_SEQUENCES
+    """Of the heartbeats of whoever has taken the session."""
 
 
 _lock = Lock()
 _known: ComponentEnvironment | None = None
 _was_read = False
 _session_is_taken = False
+_times_taken = 0
 
 
 def component_environment() -> ComponentEnvironment | None:
@@ -59,19 +63,22 @@ def component_environment() -> ComponentEnvironment | None:
         return _known
 
 
-def take_session() -> ComponentEnvironment | None:
-    """The component whose session the caller may use from now on: the first caller only."""
-    global _session_is_taken
+def take_session(namespace: str) -> ComponentEnvironment | None:
+    """The component whose session the caller may use from now on: one caller at a time, and only in the component's namespace."""
+    global _session_is_taken, _times_taken
     environment = component_environment()
-    if environment is None or not environment.session_id:
+    if environment is None or not environment.session_id or environment.namespace != namespace:
         return None
     with _lock:
-        was_taken, _session_is_taken = _session_is_taken, True
-    return None if was_taken else environment
+        if _session_is_taken:
+            return None
+        _session_is_taken = True
+        _times_taken += 1
+        return environment._replace(first_sequence=_times_taken * OWN_SEQUENCES)
 
 
 def give_session_back() -> None:
-    """The caller of `take_session` could not use it."""
+    """The caller of `take_session` does not use it any more."""
     global _session_is_taken
     with _lock:
         _session_is_taken = False

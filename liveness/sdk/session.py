@@ -14,6 +14,7 @@ from typing import TypeAlias
 from uuid import uuid4
 
 from liveness.sdk import local_lease
+from liveness.sdk.component_environment import ComponentEnvironment
 from liveness.sdk.connection import Connection, uncancellable_future
 from liveness.sdk.errors import (
     AlreadyBound,
@@ -58,9 +59,11 @@ class WorkerSession:
         profile: WorkerHeartbeat,
         make_key: MakeKey | None,
         grace_ms: int | None,
+        component: ComponentEnvironment | None = None,
     ) -> None:
         """`profile`: the fields that all heartbeats share, without the session. `make_key` generates an instance key; None
-        if the program chose the key that `profile` contains."""
+        if the program chose the key that `profile` contains. `component`: the supervised process whose session this one
+        continues; None if it has a session of its own."""
         self.namespace = namespace
         self.started: Future[None] = uncancellable_future()
         self.error: LivenessSdkError | None = None
@@ -70,6 +73,7 @@ class WorkerSession:
         self._scheduler = connection.scheduler
         self._profile = profile
         self._make_key = make_key
+        self._component = component
         self._grace_ms = grace_ms
         self._watchdog = LeaseWatchdog(connection.scheduler, self._on_lease_expired, self._notify_listeners)
         self._held_attempts: dict[AttemptKey, HeldAttempt] = {}
@@ -80,6 +84,8 @@ class WorkerSession:
         self._flushed: Future[None] | None = None
         self._has_ended = False
         self.heartbeat_state = HeartbeatState(self._new_session_profile(), self._scheduler.now_ms())
+        if component is not None:
+            self.heartbeat_state.sequence = component.first_sequence - 1
 
     # -- from any thread
 
@@ -298,6 +304,8 @@ class WorkerSession:
     def _on_fatal_failure(self, rpc_failure: RpcFailure) -> None:
         # A server that refuses a given key although the session has just begun knows no incarnations.
         can_begin_anew = self._make_key is not None or self.heartbeat_state.epoch > 0
+        # The next session of a component begins with its next process.
+        can_begin_anew = can_begin_anew and self._component is None
         if rpc_failure.reason == "WORKER_CLEANED_UP" and can_begin_anew:
             log.warning("worker %s was cleaned up; continuing with a new session", self.key)
             self._connection.stream.detach(self)
@@ -435,6 +443,12 @@ class WorkerSession:
         """The profile of a new session, with the program's key or a generated one."""
         message = WorkerHeartbeat()
         message.CopyFrom(self._profile)
+        if self._component is not None:
+            message.worker_instance_key, message.session_id = (
+                self._component.component_id,
+                self._component.session_id,
+            )
+            return message
         if self._make_key is not None:
             message.worker_instance_key = self._make_key()
         else:

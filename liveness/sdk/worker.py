@@ -23,8 +23,10 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.client_credentials import TLS, Token, connect_failure_hint
+from liveness.sdk import health
 from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
 from liveness.sdk.binding import Binding, Claim
+from liveness.sdk.component_environment import ComponentEnvironment, give_session_back, take_session
 from liveness.sdk.connection import Connection, credentials_for
 from liveness.sdk.converter import DEFAULT_CONVERTER, Converter
 from liveness.sdk.errors import InvalidArgument, ServerAway, VersionMismatch, WorkerStopped
@@ -94,7 +96,8 @@ class Worker:
         token: Token | None = None,
     ) -> None:
         """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list; the worker uses one of them and
-        fails over when it does not answer. `instance_key`: unique per process; generated if None. `lease`: seconds for
+        fails over when it does not answer. `instance_key`: unique per process; generated if None, and that of the component in a
+        process that `liveness supervise` runs. `lease`: seconds for
         which the worker counts as alive after each heartbeat; None uses the namespace's default. `disconnect_grace`:
         seconds for which its connection may be gone before the lease ends; None for as long as the lease. `stop_timeout`:
         seconds for which handlers may continue after the worker is told to stop. `converter`: decodes inputs and encodes
@@ -139,6 +142,7 @@ class Worker:
         self._runner: Runner | None = None
         self._stop_reason = ""
         self._stop_at_once = False
+        self._component: ComponentEnvironment | None = None
 
     # -- starting and stopping
 
@@ -347,6 +351,7 @@ class Worker:
         except BaseException:
             if self._session is not None:
                 self._session.stop()
+            self._give_component_back()
             connection.release()
             self._connection = None
             raise
@@ -377,9 +382,11 @@ class Worker:
         self._profile.start_time.CopyFrom(
             Timestamp(seconds=wall_ms // 1_000, nanos=wall_ms % 1_000 * 1_000_000)
         )
+        if self._configured_key is None:
+            self._take_component()
         make_key = None if self._configured_key is not None else _generate_key
         session = self._session = WorkerSession(
-            connection, self._namespace, self._profile, make_key, self._grace_ms
+            connection, self._namespace, self._profile, make_key, self._grace_ms, self._component
         )
         self._progress = ProgressReporter(connection, self._namespace, lambda: session.key)
         started = session.start()
@@ -388,6 +395,32 @@ class Worker:
         if not started.done():
             raise ServerAway(address=self._address, detail="the first heartbeat was not answered")
         started.result()
+
+    def _take_component(self) -> None:
+        """In a supervised process, continue the session of the component: what this worker holds is rescheduled at once when the
+        supervisor sees the process die. The supervisor sends no heartbeats for it meanwhile."""
+        component = take_session(self._namespace)
+        if component is None:
+            return
+        health.report_sdk(True)
+        if not health.start():
+            health.report_sdk(False)
+            give_session_back()
+            return
+        self._component = component
+        profile = self._profile
+        profile.task_queue = profile.task_queue or component.task_queue
+        profile.build_id = profile.build_id or component.build_id
+        for name, label in component.labels.items():
+            profile.labels[name] = label
+        if self._lease is None and component.lease_s:
+            profile.lease_duration.CopyFrom(to_duration(component.lease_s))
+
+    def _give_component_back(self) -> None:
+        if self._component is not None:
+            self._component = None
+            health.report_sdk(False)
+            give_session_back()
 
     def _check_server(self, server_info: Future[GetServerInfoResponse]) -> None:
         error = server_info.exception() if server_info.done() else None
@@ -425,9 +458,11 @@ class Worker:
                 # A heartbeat that arrived after ShutdownWorker would make the worker active again.
                 yield _WaitStep(session.flush(), SHUTDOWN_TIMEOUT_SECONDS)
                 session.stop()
-                yield _WaitStep(self._shut_down(connection, session), SHUTDOWN_TIMEOUT_SECONDS)
+                if self._component is None:  # a component goes on; its supervisor says when it ends
+                    yield _WaitStep(self._shut_down(connection, session), SHUTDOWN_TIMEOUT_SECONDS)
         finally:
             session.stop()
+            self._give_component_back()
             if self._lag_probe is not None:
                 self._lag_probe.stop()
             self._connection = None

@@ -72,15 +72,13 @@ class ServerLink:
             host_name=self.host_name,
             process_id=str(process_id) if process_id else "",
             start_time=_timestamp(start_ms),
-            labels={**settings.labels, "group": settings.name},
+            labels=session_labels(settings),
         )
         return Session(profile, listener)
 
     def hand_over(self, session: Session, *, to_process: bool) -> None:
         """From now on the process, or the supervisor again, sends the heartbeats of the session."""
-        if session.is_quiet != to_process:
-            session.is_quiet = to_process
-            session.send_soon(changed=True)
+        if session.hand_over(to_process=to_process):
             self.sender.poke()
 
     async def acquire_group(
@@ -205,6 +203,11 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def session_labels(settings: GroupSettings) -> dict[str, str]:
+    """Of every worker of the group, whoever sends its heartbeats."""
+    return {**settings.labels, "group": settings.name}
 
 
 def _timestamp(wall_ms: int) -> Timestamp | None:

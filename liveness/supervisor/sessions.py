@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from liveness.clock import Clock
+from liveness.sdk.component_environment import OWN_SEQUENCES
 from liveness.sdk.loop_client import LivenessClient, RpcFailed, RpcFailure
 from liveness.sdk.rpc_failures import failure_of_status
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatRequest, RecordWorkerHeartbeatsRequest
@@ -88,6 +89,7 @@ class Session:
         """Nothing may be sent for it any more: its process has ended, or the server refuses it."""
         self.is_quiet = False
         """The process sends heartbeats itself, through the SDK."""
+        self._was_handed_back = False
         self.epoch = 0
         self.due_ms = 0
         self._listener = listener
@@ -131,6 +133,16 @@ class Session:
             self.send_soon()
         return changed
 
+    def hand_over(self, *, to_process: bool) -> bool:
+        """From now on the process, or the supervisor again, sends the heartbeats. Whoever begins sends the whole set. Returns
+        whether that is new."""
+        if self.is_quiet == to_process:
+            return False
+        self.is_quiet = to_process
+        self._was_handed_back = not to_process
+        self.send_soon(changed=True)
+        return True
+
     def send_soon(self, *, changed: bool = False) -> None:
         self.due_ms = 0
         self._is_changed = self._is_changed or changed
@@ -164,7 +176,11 @@ class Session:
         if failure.is_retryable:
             return
         if failure.reason == "STALE_HEARTBEAT":
-            self._sequence = max(self._sequence, int(failure.metadata.get("last_sequence", 0)))
+            last = int(failure.metadata.get("last_sequence", 0))
+            if last >= OWN_SEQUENCES and self._sequence < OWN_SEQUENCES and not self._was_handed_back:
+                self.is_quiet = True  # the process has begun; its frame that says so is on the way
+                return
+            self._sequence = max(self._sequence, last)
             self.send_soon(changed=True)
             return
         if failure.reason not in SESSION_ENDS:

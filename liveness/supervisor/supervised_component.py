@@ -34,7 +34,7 @@ from liveness.supervisor.probes import (
     ProbeSettings,
     TcpCheck,
 )
-from liveness.supervisor.server_link import ServerLink
+from liveness.supervisor.server_link import ServerLink, session_labels
 from liveness.supervisor.sessions import Session
 from liveness.supervisor.settings import CheckSettings, GroupSettings, Health
 from liveness.supervisor.state_machine import ComponentMachine
@@ -243,6 +243,9 @@ class SupervisedComponent:
                 **(account_variables(settings.user) if settings.user else {}),
                 **settings.environment,
                 "LIVENESS_TASK_QUEUE": settings.task_queue,
+                "LIVENESS_LABELS": json.dumps(session_labels(settings)),
+                "LIVENESS_BUILD_ID": settings.build_id,
+                "LIVENESS_LEASE": str(settings.lease_ms / 1_000),
                 "LIVENESS_GROUP": settings.name,
                 "LIVENESS_INDEX": str(self.index),
             },

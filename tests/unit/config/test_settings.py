@@ -12,6 +12,7 @@ from rich.console import Console
 from liveness.config.frontend_settings import load_frontend_settings
 from liveness.config.settings import (
     SETTING_TYPES,
+    SUPERVISOR_VARIABLES,
     ClientSettings,
     Settings,
     SettingsError,
@@ -19,6 +20,8 @@ from liveness.config.settings import (
     load_settings,
     without_password,
 )
+from liveness.sdk import component_environment
+from liveness.supervisor import child, group, probes
 
 DB = (
     "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be; "
@@ -682,3 +685,14 @@ def test_keys_do_not_come_over_plain_text(source: str) -> None:
 def test_rules_that_grant_nothing_are_refused(rule: str) -> None:
     with pytest.raises(SettingsError, match="auth_jwt_grants"):
         Settings(auth="on", auth_jwt_grants=(rule,))
+
+
+def test_a_supervised_server_starts_although_its_supervisor_sets_variables() -> None:
+    told = {
+        value
+        for module in (component_environment, child, group, probes)
+        for value in vars(module).values()
+        if isinstance(value, str) and value.startswith("LIVENESS_")
+    } - {"LIVENESS_ADDRESS", "LIVENESS_NAMESPACE"}
+    assert told <= SUPERVISOR_VARIABLES
+    assert load_settings({}, dict.fromkeys(SUPERVISOR_VARIABLES, "x")) == Settings()
