@@ -38,11 +38,12 @@ from liveness.config.settings import SettingsError, load_client_settings
 @click.option("--exit-when-done", is_flag=True, help="End when every process has ended for good.")
 @click.option("--table/--no-table", default=None, help="Show a live table.  [default: in a terminal]")
 @click.option(
-    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,
+    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True, help="How much to log.",
 )  # fmt: skip
 @click.option(
-    "--log-format", type=click.Choice(("auto", "console", "json")), default="auto", show_default=True
-)
+    "--log-format", type=click.Choice(("auto", "console", "json")), default="auto", show_default=True,
+    help="auto: console in a terminal, else json.",
+)  # fmt: skip
 @connection_options
 @namespace_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

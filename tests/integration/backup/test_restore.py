@@ -319,6 +319,9 @@ async def test_a_backup_of_an_older_version_is_migrated(
             "sizes",
             "tokens",
             "audit",
+            "progress",
+            "metric_samples",
+            "metric_series",
         ):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("DROP INDEX tasks_dead")

@@ -76,7 +76,8 @@ def test_workers_are_counted_by_state(shell: Shell) -> None:
         shell.heartbeat(key)
     shell.ok("workers", "expire", "c", "--reason", "test", "--yes")
     lines = [line.split() for line in shell.ok("workers", "list", "--count").splitlines()]
-    assert lines == [["state", "workers"], ["ACTIVE", "2"], ["INACTIVE", "1"], ["total", "3"]]
+    assert lines[:4] == [["state", "workers"], ["ACTIVE", "2"], ["INACTIVE", "1"], ["total", "3"]]
+    assert ["heartbeats", "3"] in lines
     assert shell.json("workers", "list", "--count")["total"] == "3"
 
 
