@@ -95,6 +95,14 @@ class LeaseDeadlines:
             terms.append((InactiveReason.DRAINED, standing.drain_deadline_ms))
         return terms
 
+    def with_takeover_grace(self, end_ms: int, heard_ms: int) -> int:
+        """Return when a time ends that would be over at `end_ms`, and whose owner was last heard of at `heard_ms`: not before
+        the grace that follows a take-over. As with leases, only so many take-overs in a row give one."""
+        if end_ms >= self._grace_until_ms or not self.takeovers or heard_ms > self.takeovers[-1]:
+            return end_ms
+        takeovers_in_silence = sum(at_ms > heard_ms for at_ms in self.takeovers)
+        return end_ms if takeovers_in_silence > TAKEOVER_GRACES_MAX else self._grace_until_ms
+
     def _silence_ends_ms(self, worker: Worker, grace_until_ms: int) -> int:
         if worker.deadline_ms >= grace_until_ms or not self._is_inherited(worker):
             return worker.deadline_ms

@@ -33,6 +33,7 @@ from liveness.sdk.metrics import (
     series_from_proto,
 )
 from liveness.sdk.rpc_failures import RpcFailed, activity_error
+from liveness.sdk.timeouts import Timeouts, timed_out_from_proto, timeouts_to_proto
 from liveness.sdk.values import (
     RESTING_STATES,
     ActivityOrId,
@@ -77,6 +78,14 @@ class ActivityInfo:
     input_encoding: str = ""
     """How the input is encoded; empty if the client that scheduled it did not say. The result has its own."""
     result_encoding: str = ""
+    timed_out: str = ""
+    """The time limit that ended the last attempt, or the activity: "start_to_close", "heartbeat", "schedule_to_start" or
+    "schedule_to_close"; empty if none did."""
+    last_heartbeat: datetime | None = None
+    """When the present attempt last called `task.progress`."""
+    heartbeat_details: bytes = b""
+    """As it is stored; shortened in lists. `details` decodes it."""
+    heartbeat_details_encoding: str = ""
     converter: Converter = field(default=DEFAULT_CONVERTER, repr=False, compare=False)
     """The client's."""
 
@@ -110,6 +119,19 @@ class ActivityInfo:
         """The input as it was scheduled, like `value`."""
         payload = Payload(self.input, self.input_encoding)
         return decode(self.converter, f"the input of {self.ref}", payload, type_hint)
+
+    @overload
+    def details(self) -> Any: ...
+    @overload
+    def details(self, type_hint: builtins.type[T]) -> T | None: ...
+    @overload
+    def details(self, type_hint: Any) -> Any: ...
+    def details(self, type_hint: Any = Any) -> Any:
+        """What the handler last said with `task.progress`, like `value`; None if it said nothing."""
+        if not self.heartbeat_details and not self.heartbeat_details_encoding:
+            return None
+        payload = Payload(self.heartbeat_details, self.heartbeat_details_encoding)
+        return decode(self.converter, f"the progress of {self.ref}", payload, type_hint)
 
     def json(self) -> Any:
         """The result, parsed as JSON; None if there is none."""
@@ -176,6 +198,7 @@ class Client:
         task_queue: str = "",
         retry: RetryPolicy | None = None,
         delay: float | timedelta = 0,
+        timeouts: Timeouts | None = None,
     ) -> Scheduled:
         """Schedule an activity. `input`: a JSON value, bytes, a dataclass, msgspec Struct or pydantic model, or whatever
         the client's converter knows; otherwise NotConvertible is raised. Scheduling the same activity again changes nothing; with different contents it raises
@@ -191,6 +214,7 @@ class Client:
             input_encoding=payload.encoding,
             retry_policy=retry_policy_to_proto(retry),
             start_delay=to_duration(delay) if delay else None,
+            timeouts=timeouts_to_proto(timeouts),
         )
         answer = await self._call("ScheduleActivity", request, ref)
         return Scheduled(ref, answer.created, state_from_proto(answer.state))
@@ -329,6 +353,12 @@ class Client:
             result=message.result,
             input_encoding=message.input_encoding,
             result_encoding=message.result_encoding,
+            timed_out=timed_out_from_proto(message.timeout_type),
+            last_heartbeat=_to_datetime(message.last_heartbeat_time)
+            if message.HasField("last_heartbeat_time")
+            else None,
+            heartbeat_details=message.heartbeat_details,
+            heartbeat_details_encoding=message.heartbeat_details_encoding,
             converter=self._converter,
         )
 
@@ -391,9 +421,12 @@ class BlockingClient:
         task_queue: str = "",
         retry: RetryPolicy | None = None,
         delay: float | timedelta = 0,
+        timeouts: Timeouts | None = None,
     ) -> Scheduled:
         return _run(
-            self._client.schedule(type, id=id, input=input, task_queue=task_queue, retry=retry, delay=delay)
+            self._client.schedule(
+                type, id=id, input=input, task_queue=task_queue, retry=retry, delay=delay, timeouts=timeouts
+            )
         )
 
     def describe(self, id: ActivityOrId, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
