@@ -166,15 +166,14 @@ def limit_ends(activity: Activity) -> list[LimitEnd]:
         limit_ms = limits.schedule_to_close_ms
         since_ms = activity.close_by_ms - limit_ms
         ends.append(LimitEnd(TimeLimit.SCHEDULE_TO_CLOSE, limit_ms, since_ms, activity.close_by_ms))
+    running: list[tuple[TimeLimit, int, int]] = []
     if state is ActivityState.STARTED:
-        running = (
+        running = [
             (TimeLimit.START_TO_CLOSE, limits.start_to_close_ms, activity.since_ms),
             (TimeLimit.HEARTBEAT, limits.heartbeat_ms, activity.heard_ms),
-        )
+        ]
     elif state is ActivityState.AVAILABLE:
-        running = ((TimeLimit.SCHEDULE_TO_START, limits.schedule_to_start_ms, activity.since_ms),)
-    else:
-        running = ()
+        running = [(TimeLimit.SCHEDULE_TO_START, limits.schedule_to_start_ms, activity.since_ms)]
     ends += [LimitEnd(limit, ms, since_ms, since_ms + ms) for limit, ms, since_ms in running if ms]
     return ends
 

@@ -190,8 +190,13 @@ def record_heartbeat(
 def _heartbeat_recorded(
     activity: Activity, details: HeartbeatDetails | None, at_ms: int
 ) -> ActivityHeartbeatRecorded:
-    said = {} if details is None else {"details": details.data, "details_encoding": details.encoding}
-    return ActivityHeartbeatRecorded(**_id_fields(activity.id), attempt=activity.attempt, at_ms=at_ms, **said)
+    return ActivityHeartbeatRecorded(
+        **_id_fields(activity.id),
+        attempt=activity.attempt,
+        at_ms=at_ms,
+        details=None if details is None else details.data,
+        details_encoding="" if details is None else details.encoding,
+    )
 
 
 def time_out(activity: Activity, end: LimitEnd, at_ms: int) -> ActivityEvents:

@@ -232,7 +232,7 @@ async def test_a_quarantined_activity_has_no_time_limits(activity_client: Activi
 
 async def test_a_claimed_activity_has_limits_too(activity_client: ActivityClient) -> None:
     await activity_client.beat(lease_duration=duration(60_000))
-    claimed = {"task_queue": "queue", "timeouts": timeouts(start_to_close=2_000)}
+    claimed: dict[str, Any] = {"task_queue": "queue", "timeouts": timeouts(start_to_close=2_000)}
     await activity_client.claim("a", **claimed)
     assert (await activity_client.claim("a", **claimed)).attempt == 1
     await advance(activity_client, 2_500)

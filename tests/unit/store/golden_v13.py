@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.events import (
     ActivityEvent,
@@ -36,7 +38,7 @@ __all__ = [
 LIMITED = ActivityId("workflow-9", "run", "begrenzt ⏱")
 LIMITS = TimeLimits(600_000, 60_000, 2_000, 500)
 MESSAGE = "heartbeat of 0.5 s is over: attempt 1 on worker worker-1 has sent no heartbeat since its last; it is tried again"
-_OF = {"run_id": LIMITED.run_id, "activity_id": LIMITED.activity_id}
+_OF: dict[str, Any] = {"run_id": LIMITED.run_id, "activity_id": LIMITED.activity_id}
 
 
 def _about(at_ms: int, event: ActivityEvent) -> LogEntry:
