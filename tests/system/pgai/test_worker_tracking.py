@@ -35,9 +35,7 @@ async def count_a_little(worker: TrackedWorker) -> None:
 async def all_is_recorded(stage: Stage, worker: TrackedWorker) -> None:
     counted = worker.successes.total(), worker.errors.total()
     await stage.eventually(
-        lambda found: (
-            worker.id in found and (found[worker.id].successes, found[worker.id].errors) == counted
-        )
+        lambda found: worker.id in found and (found[worker.id].successes, found[worker.id].errors) == counted
     )
 
 
