@@ -181,8 +181,7 @@ class NoetlPaths:
         bytes_left = POOLS_BYTES_MAX
         while True:
             page = await self._call(_REGISTRY["ListEntries"], asked, request.headers)
-            async for entry in in_slices(page.entries, ROWS_PER_SLICE):
-                rows.append(bodies.row_of(entry))
+            rows += [bodies.row_of(entry) async for entry in in_slices(page.entries, ROWS_PER_SLICE)]
             bytes_left -= page.ByteSize()
             asked.page_token = page.next_page_token
             if not asked.page_token or len(rows) >= ROWS_MAX or bytes_left < 0:
