@@ -277,7 +277,7 @@ def _registry_requests() -> Iterator[LargeRequest]:
     """Components that describe themselves at length, and lists that look into all of it."""
     numbers = "{" + ",".join(f'"{number}":1' for number in range(480)) + "}"
     nested = '{"a":' + '{"":' * 300 + "[" * 100 + "]" * 100 + "}" * 301
-    for number in range(300):
+    for number in range(600):
         yield LargeRequest(
             f"a component, {number}",
             "Registry",

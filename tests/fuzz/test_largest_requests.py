@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from liveness.security.forwarded_callers import PRINCIPAL_HEADER
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
@@ -19,7 +20,6 @@ from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
 from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
 from liveness.v1.registry_service_pb2_grpc import RegistryServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
-from liveness.security.forwarded_callers import PRINCIPAL_HEADER
 from tests.fuzz.credentials import ADMIN
 from tests.fuzz.fuzzer import TARGETS, Target
 from tests.fuzz.largest_requests import LARGE_REQUESTS, NAMESPACE, LargeRequest
