@@ -317,7 +317,7 @@ def _registry_requests() -> Iterator[LargeRequest]:
 
 
 def _component_requests() -> Iterator[LargeRequest]:
-    for number in range(200):
+    for number in range(100):
         component: dict[str, Any] = {
             "namespace": NAMESPACE,
             "worker_instance_key": f"worker:g:{number}",
@@ -363,7 +363,7 @@ def _component_requests() -> Iterator[LargeRequest]:
 
 def _progress_requests() -> Iterator[LargeRequest]:
     """Units that remember as many reports as they can."""
-    for number in range(3_000):
+    for number in range(1_000):
         yield LargeRequest(
             f"progress, {number}",
             "Progress",
@@ -371,7 +371,7 @@ def _progress_requests() -> Iterator[LargeRequest]:
             lambda run, number=number: progress_service_pb2.ReportProgressRequest(  # type: ignore[misc]
                 namespace=NAMESPACE,
                 worker_instance_key="w",
-                unit=f"{number // 100:03}".rjust(200, "u"),
+                unit=f"{number // 20:03}".rjust(200, "u"),
                 successes=1,
                 error="e" * 1_024,
                 report_id=f"{run}-{number}".rjust(128, "i"),

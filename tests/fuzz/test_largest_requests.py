@@ -56,7 +56,7 @@ def channel_of(address: str, metadata: tuple[tuple[str, str | bytes], ...]) -> g
     return grpc.intercept_channel(channel, WithMetadata(metadata)) if metadata else channel
 
 
-class WithMetadata(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+class WithMetadata(grpc.UnaryUnaryClientInterceptor):
     def __init__(self, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self._metadata = metadata
 

@@ -18,6 +18,7 @@ from tests.integration.doors.test_noetl import METRICS, OLDER_POOL, NoetlClient
 from tests.integration.http.http_client import JSON
 from tests.integration.http.http_harness import HttpHarness
 
+SAMPLE: dict[str, Any] = METRICS["metrics"][0]  # type: ignore[assignment]
 TRIES = 3
 """What took long is done again, twice: the machine may have been busy."""
 DEEP = "[" * 3_000 + "]" * 3_000
@@ -65,9 +66,9 @@ async def test_no_field_makes_the_door_fail(noetl: NoetlClient) -> None:
 
 async def test_no_field_of_a_sample_makes_the_door_fail(noetl: NoetlClient) -> None:
     await noetl.register()
-    for field in (*METRICS["metrics"][0], "value", "unknown"):
+    for field in (*SAMPLE, "value", "unknown"):
         for raw in ODD:
-            sample = with_value(METRICS["metrics"][0], field, raw).decode()
+            sample = with_value(SAMPLE, field, raw).decode()
             report = with_value(METRICS, "metrics", f"[{sample}]")
             answer = await noetl.send("POST", "/api/metrics/report", report)
             assert answer.code in (200, 400), (field, raw[:50], answer.body)
