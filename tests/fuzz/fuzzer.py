@@ -180,7 +180,7 @@ class Target:
             hosts=(),
             metrics=self.entrance.metrics,
             asks_callers=self.shape.asks_callers,
-            doors=[noetl_door(NoetlSettings(namespace="orders"))],
+            doors=[noetl_door(NoetlSettings(namespace="orders"), SystemClock())],
         )
         self._stack.push_async_callback(http.stop)
         return listen_address.port

@@ -36,7 +36,9 @@ OFF_LOOP_BYTES_MIN = 16 * 1024
 
 @pytest.fixture
 async def http_harness(stopped_harness: HttpHarness) -> HttpHarness:
-    return await stopped_harness.open(doors=[noetl_door(NoetlSettings(namespace="orders"))])
+    return await stopped_harness.open(
+        doors=[noetl_door(NoetlSettings(namespace="orders"), stopped_harness.harness.clock)]
+    )
 
 
 async def send_many(port: int, seed: int, count: int, *, has_credentials: bool = False) -> Counter[int]:

@@ -18,7 +18,7 @@ from tests.integration.doors.test_noetl import METRICS, OLDER_POOL, NoetlClient
 from tests.integration.http.http_client import JSON
 from tests.integration.http.http_harness import HttpHarness
 
-SAMPLE: dict[str, Any] = METRICS["metrics"][0]  # type: ignore[assignment]
+SAMPLE: dict[str, Any] = METRICS["metrics"][0]
 TRIES = 3
 """What took long is done again, twice: the machine may have been busy."""
 DEEP = "[" * 3_000 + "]" * 3_000
@@ -34,7 +34,9 @@ async def stopped_harness(tmp_path: Path) -> AsyncIterator[HttpHarness]:
 
 @pytest.fixture
 async def noetl(stopped_harness: HttpHarness) -> NoetlClient:
-    return NoetlClient(await stopped_harness.open(doors=[noetl_door(NoetlSettings())]))
+    return NoetlClient(
+        await stopped_harness.open(doors=[noetl_door(NoetlSettings(), stopped_harness.harness.clock)])
+    )
 
 
 def with_value(body: dict[str, Any], field: str, raw: str) -> bytes:
