@@ -141,6 +141,12 @@ class Session:
             self.send_soon()
         return changed
 
+    def change_lease(self, ms: int) -> None:
+        lease = lease_duration(ms)
+        if self.profile.lease_duration != lease:
+            self.profile.lease_duration.CopyFrom(lease)
+            self.send_soon()
+
     def hand_over(self, *, to_process: bool) -> bool:
         """From now on the process, or the supervisor again, sends the heartbeats. Whoever begins sends the whole set. Returns
         whether that is new."""

@@ -88,6 +88,8 @@ class SupervisedComponent:
         self.reason = ""
         self.last_exit: ProcessExit | None = None
         self.malformed_lines = 0
+        self.stops = 0
+        """How often it was ordered to stop."""
         self._link = link
         self._launcher = launcher
         self._clock = clock
@@ -124,6 +126,9 @@ class SupervisedComponent:
         before, self.settings = self.settings, settings
         self.machine.settings = settings
         self.output.change_settings(log)
+        if self._session is not None:
+            self._session.change_lease(settings.lease_ms)
+            self._link.sender.poke()
         if self._child is not None and (before.readiness, before.liveness) != (
             settings.readiness,
             settings.liveness,
@@ -132,6 +137,7 @@ class SupervisedComponent:
         self._do(self.machine.tick(self.now()))
 
     def stop(self, by: str = "", reason: str = "") -> None:
+        self.stops += 1
         self._do(self.machine.stop(self.now(), by, reason))
 
     def start(self, by: str = "", reason: str = "") -> None:
