@@ -27,7 +27,7 @@ PROTOS := $(shell find proto -name '*.proto')
 DESCRIPTORS := build/liveness.binpb
 RELEASED := proto/released.binpb
 
-.PHONY: help run demo test unit check fmt proto proto-release bench crash mutants sim clean
+.PHONY: help run demo test unit check fmt proto proto-release blocking-client bench crash mutants sim clean
 .PHONY: check-style check-types check-proto check-generated
 
 help: ## list these targets
@@ -61,9 +61,10 @@ check-proto: $(VENV)/.ready-dev $(DESCRIPTORS)
 	@$(BIN)/buf lint $(DESCRIPTORS)
 	@$(BIN)/buf breaking $(DESCRIPTORS) --against $(RELEASED)
 
-check-generated: $(PROTO_VENV)/.ready
+check-generated: $(PROTO_VENV)/.ready $(VENV)/.ready-dev
 	@echo "Generated code is current"
 	@$(PROTO_VENV)/bin/python scripts/generate_proto.py check
+	@$(BIN)/python scripts/generate_blocking_client.py check
 
 fmt: $(VENV)/.ready-dev ## format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix $(SOURCES)
@@ -71,6 +72,9 @@ fmt: $(VENV)/.ready-dev ## format the code and fix what can be fixed
 
 proto: $(PROTO_VENV)/.ready ## generate liveness/v1 from proto/
 	@$(PROTO_VENV)/bin/python scripts/generate_proto.py generate
+
+blocking-client: $(VENV)/.ready-dev ## generate the SDK's blocking client from its client
+	@$(BIN)/python scripts/generate_blocking_client.py generate
 
 # `make check` compares proto/ with the baseline in proto/released.binpb, the contract that clients in
 # the field were built from. Refresh and commit it with each release, and never to silence a finding.
