@@ -620,7 +620,9 @@ class Server:
             ComponentService(node, workers, self.supervisor_mail),
             self.component_metrics,
             self.registry,
-            ProgressService(node, self.telemetry, self.quotas, self.all_nodes),
+            ProgressService(
+                node, self.telemetry, self.quotas, self.all_nodes, self.ownership.check_key_owner
+            ),
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens,
