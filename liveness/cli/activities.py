@@ -9,11 +9,20 @@ import click
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from liveness.cli.activity_output import activity_fields, activity_name, activity_row, state_name
+from liveness.cli.activity_output import activity_fields, activity_name, activity_row, attempt_row, state_name
 from liveness.cli.client import Client, Milliseconds, client_command, confirm, confirm_option, limit_option
 from liveness.cli.durations import from_ms
 from liveness.cli.errors import CommandError, UsageError
-from liveness.cli.output import print_fields, print_json, print_json_array, print_note, print_table, to_json
+from liveness.cli.event_text import describe_event
+from liveness.cli.output import (
+    format_time,
+    print_fields,
+    print_json,
+    print_json_array,
+    print_note,
+    print_table,
+    to_json,
+)
 from liveness.cli.payloads import activity_to_json, guess_encoding
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.activity_pb2 import (
@@ -23,11 +32,13 @@ from liveness.v1.activity_pb2 import (
     ActivityTimeouts,
     CancelActivityRequest,
     DescribeActivityRequest,
+    GetActivityHistoryRequest,
     ListActivitiesRequest,
     RetryActivityRequest,
     RetryPolicy,
     ScheduleActivityRequest,
 )
+from liveness.v1.event_pb2 import Event
 
 STATES = {
     name.removeprefix("ACTIVITY_STATE_").lower().replace("_", "-"): number
@@ -168,6 +179,42 @@ def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool
         print_json(activity_to_json(activity))
     else:
         print_fields(activity_fields(activity))
+
+
+@activities.command()
+@activity_options
+@click.option("--traces", is_flag=True, help="Show where each failed attempt failed.")
+@client_command()
+def history(client: Client, *, names: tuple[str, ...], kind: str, traces: bool, as_json: bool) -> None:
+    """Show every attempt of an activity, and who moved it when and why.
+
+    \b
+    Examples:
+      liveness activities history photo-17 --type resize
+      liveness activities history order-1 run-1 charge --traces
+    """
+    id = existing_activity_id(names, kind)
+    request = GetActivityHistoryRequest(namespace=client.namespace, id=id)
+    response = _call_with_hint(client, client.activities.GetActivityHistory, request, id)
+    if as_json:
+        print_json(to_json(response))
+        return
+    if response.is_cut:
+        print_note("There are older events; these are the newest.")
+    if response.attempts:
+        columns = ("attempt", "worker", "epoch", "started", "took", "outcome", "reason")
+        print_table(columns, [attempt_row(attempt) for attempt in response.attempts])
+    else:
+        print_note(f"No worker has held activity {activity_name(id)} yet.")
+    for attempt in response.attempts if traces else ():
+        if attempt.stack_trace:
+            print_note(f"\nAttempt {attempt.attempt}:\n{attempt.stack_trace}")
+    print_note("")
+    print_table(("time", "event"), [_history_row(event) for event in response.events])
+
+
+def _history_row(event: Event) -> tuple[object, ...]:
+    return format_time(event, "time"), str(describe_event(event))
 
 
 @activities.command()
@@ -340,8 +387,9 @@ def cancel(
 
 @activities.command()
 @activity_options
+@click.option("--reason", default="", metavar="TEXT", help="The reason; shown in the activity's history.")
 @client_command()
-def retry(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -> None:
+def retry(client: Client, *, names: tuple[str, ...], kind: str, reason: str, as_json: bool) -> None:
     """Make a quarantined or failed activity available again, with its failures reset.
 
     \b
@@ -349,7 +397,7 @@ def retry(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -
       liveness activities retry photo-17 --type resize
     """
     id = existing_activity_id(names, kind)
-    request = RetryActivityRequest(namespace=client.namespace, id=id)
+    request = RetryActivityRequest(namespace=client.namespace, id=id, reason=reason)
     response = _call_with_hint(client, client.activities.RetryActivity, request, id)
     if as_json:
         print_json(to_json(response))

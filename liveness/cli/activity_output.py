@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from liveness.cli.durations import format_ms, to_ms
+from liveness.cli.durations import format_ms, humanize_ms, to_ms
 from liveness.cli.output import enum_name, format_age, format_time, format_time_left, payload_text
 from liveness.cli.payloads import described_payload
 from liveness.v1.activity_pb2 import (
     ACTIVITY_STATE_STARTED,
     ACTIVITY_STATE_WAITING,
     Activity,
+    ActivityAttempt,
     ActivityId,
     ActivityState,
+    AttemptOutcome,
     RetryPolicy,
     TimeoutType,
 )
@@ -71,6 +73,21 @@ def activity_fields(activity: Activity) -> list[tuple[str, object]]:
         ("result", described_payload(activity.result, activity.result_encoding)),
         ("token", payload_text(activity.token)),
     ]
+
+
+def attempt_row(attempt: ActivityAttempt) -> tuple[object, ...]:
+    took = ""
+    if attempt.HasField("start_time") and attempt.HasField("end_time"):
+        took = humanize_ms(attempt.end_time.ToMilliseconds() - attempt.start_time.ToMilliseconds())
+    return (
+        attempt.attempt,
+        attempt.worker_instance_key,
+        attempt.lease_epoch,
+        format_time(attempt, "start_time"),
+        took,
+        enum_name(AttemptOutcome, attempt.outcome).lower().replace("_", " "),
+        attempt.message,
+    )
 
 
 def _state_text(activity: Activity) -> str:

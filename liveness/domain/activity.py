@@ -214,10 +214,12 @@ def _heard(activity: Activity | None, event: ActivityHeartbeatRecorded, wall_ms:
     if activity is None or activity.state is not ActivityState.STARTED:
         raise ImpossibleActivityEvent("ActivityHeartbeatRecorded about an activity that nobody holds")
     heard = activity._replace(heard_ms=event.at_ms, heard_wall_ms=wall_ms)
-    if event.details is None:
+    if event.heartbeat_details is None:
         return heard
     return heard._replace(
-        details=event.details, details_encoding=event.details_encoding, details_wall_ms=wall_ms
+        details=event.heartbeat_details,
+        details_encoding=event.heartbeat_details_encoding,
+        details_wall_ms=wall_ms,
     )
 
 

@@ -90,11 +90,11 @@ def _id_fields(id: ActivityId) -> dict[str, Any]:
 
 
 def schedule(
-    id: ActivityId, activity: Activity | None, spec: ActivitySpec, at_ms: int, delay_ms: int
+    id: ActivityId, activity: Activity | None, spec: ActivitySpec, at_ms: int, delay_ms: int, by: str = ""
 ) -> ActivityEvents:
     """Schedule a new activity. Scheduling it again with the same spec changes nothing."""
     if activity is None:
-        return (_scheduled(id, spec, at_ms, at_ms + delay_ms),)
+        return (_scheduled(id, spec, at_ms, at_ms + delay_ms, by),)
     known = (activity.type, activity.task_queue, activity.input, activity.retry)
     for name, given, kept in zip(
         ("type", "task queue", "input", "retry policy"), spec[:4], known, strict=True
@@ -109,10 +109,13 @@ def schedule(
     return ()
 
 
-def _scheduled(id: ActivityId, spec: ActivitySpec, at_ms: int, due_ms: int) -> ActivityScheduled:
+def _scheduled(
+    id: ActivityId, spec: ActivitySpec, at_ms: int, due_ms: int, by: str = ""
+) -> ActivityScheduled:
     return ActivityScheduled(
         **_id_fields(id), activity_type=spec.type, task_queue=spec.task_queue, input=spec.input, retry=spec.retry,
         at_ms=at_ms, due_ms=due_ms, input_encoding=spec.input_encoding, limits=spec.limits,
+        by=by,
     )  # fmt: skip
 
 
@@ -194,8 +197,8 @@ def _heartbeat_recorded(
         **_id_fields(activity.id),
         attempt=activity.attempt,
         at_ms=at_ms,
-        details=None if details is None else details.data,
-        details_encoding="" if details is None else details.encoding,
+        heartbeat_details=None if details is None else details.data,
+        heartbeat_details_encoding="" if details is None else details.encoding,
     )
 
 
@@ -256,22 +259,27 @@ def fail(
     retryable: bool = True,
     after_ms: int | None = None,
     details: HeartbeatDetails | None = None,
+    stack_trace: str = "",
 ) -> ActivityEvents:
     if _is_repeated_end(activity, holder, ActivityAttemptFailed, ActivityFailed):
         return ()
     _check_held(activity, holder)
     retry = activity.retry or Retry()
-    end_fields = _end_fields(activity, holder, at_ms)
+    end_fields = {
+        **_end_fields(activity, holder, at_ms),
+        "message": message,
+        "stack_trace": stack_trace,
+    }
     failures = activity.failures + 1
     heard = () if details is None else (_heartbeat_recorded(activity, details, at_ms),)
     if not retryable or _has_exhausted_retries(retry, failures):
-        return (*heard, ActivityFailed(**end_fields, message=message))
+        return (*heard, ActivityFailed(**end_fields))
     if after_ms is None:
         after_ms = backoff_ms(retry, failures)
     if 0 < activity.close_by_ms <= at_ms + after_ms:
         # The limit would end the activity before its next attempt could start.
-        return (*heard, ActivityFailed(**end_fields, message=message))
-    return (*heard, ActivityAttemptFailed(**end_fields, message=message, due_ms=at_ms + after_ms))
+        return (*heard, ActivityFailed(**end_fields))
+    return (*heard, ActivityAttemptFailed(**end_fields, due_ms=at_ms + after_ms))
 
 
 def give_back(activity: Activity, holder: AttemptHolder, reason: str, at_ms: int) -> ActivityEvents:
@@ -335,15 +343,15 @@ def _has_exhausted_retries(retry: Retry, failures: int) -> bool:
     return 0 < retry.max_attempts <= failures
 
 
-def cancel(activity: Activity, reason: str, at_ms: int) -> ActivityEvents:
+def cancel(activity: Activity, reason: str, at_ms: int, by: str = "") -> ActivityEvents:
     if activity.state is ActivityState.CANCELLED:
         return ()
     if activity.state in FINISHED_ACTIVITY_STATES:
         raise ActivityFinishedError(activity=format_activity_id(activity.id), state=activity.state.name)
-    return (ActivityCancelled(**_id_fields(activity.id), reason=reason, at_ms=at_ms),)
+    return (ActivityCancelled(**_id_fields(activity.id), reason=reason, at_ms=at_ms, by=by),)
 
 
-def restart(activity: Activity, at_ms: int, by: str = "") -> ActivityEvents:
+def restart(activity: Activity, at_ms: int, by: str = "", reason: str = "") -> ActivityEvents:
     if activity.state not in (ActivityState.QUARANTINED, ActivityState.FAILED):
         raise ActivityNotRetryable(activity=format_activity_id(activity.id), state=activity.state.name)
     return (
@@ -353,6 +361,7 @@ def restart(activity: Activity, at_ms: int, by: str = "") -> ActivityEvents:
             at_ms=at_ms,
             fresh=True,
             by=by,
+            reason=reason,
         ),
     )
 

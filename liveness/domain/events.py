@@ -329,6 +329,8 @@ class ActivityScheduled(ActivityFact):
     input_encoding: str = ""
     """Chosen by the client and never read here; empty if it named none."""
     limits: TimeLimits = NO_LIMITS
+    by: str = ""
+    """The principal that scheduled it; empty if nobody was asked who calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,9 +359,9 @@ class ActivityHeartbeatRecorded(ActivityFact):
 
     attempt: int
     at_ms: int
-    details: bytes | None = None
+    heartbeat_details: bytes | None = None
     """How far the work has come, in the worker's own words; None keeps what it said before."""
-    details_encoding: str = ""
+    heartbeat_details_encoding: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,6 +400,8 @@ class ActivityAttemptFailed(AttemptEnded):
 
     message: str
     due_ms: int
+    stack_trace: str = ""
+    """Where the handler failed, as its worker told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,6 +409,7 @@ class ActivityFailed(AttemptEnded):
     """The activity failed for good."""
 
     message: str
+    stack_trace: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,6 +423,7 @@ class ActivityGivenBack(AttemptEnded):
 class ActivityCancelled(ActivityFact):
     reason: str
     at_ms: int
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,6 +455,8 @@ class ActivityMadeAvailable(ActivityFact):
     fresh: bool = False
     """An operator restarted the activity: earlier failures no longer count."""
     by: str = ""
+    reason: str = ""
+    """The operator's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from liveness.client_credentials import TLS, TokenFile
-    from liveness.sdk.activity_info import ActivityInfo
+    from liveness.sdk.activity_info import ActivityInfo, AttemptInfo
     from liveness.sdk.binding import Binding
     from liveness.sdk.blocking_client import BlockingActivityHandle, BlockingClient
     from liveness.sdk.client import ActivityHandle, Client
@@ -83,6 +83,7 @@ __all__ = [
     "ActivityState",
     "ActivityUnknown",
     "AlreadyBound",
+    "AttemptInfo",
     "Binding",
     "BindingRefused",
     "BlockingActivityHandle",

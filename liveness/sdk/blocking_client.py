@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, overload
 from google.protobuf.message import Message
 
 from liveness.client_credentials import TLS, Token
-from liveness.sdk.activity_info import ActivityInfo
+from liveness.sdk.activity_info import ActivityInfo, AttemptInfo
 from liveness.sdk.addresses import Addresses, find_addresses, find_namespace, format_addresses
 from liveness.sdk.connection import Connection, SelectMethod, credentials_for
 from liveness.sdk.converter import DEFAULT_CONVERTER, Converter, encode
@@ -208,6 +208,13 @@ class BlockingClient:
             if not request.page_token:
                 break
         return found
+
+    def attempts(self, id: ActivityOrId, *, type: str = "") -> builtins.list[AttemptInfo]:  # noqa: A002  # the same
+        """Every attempt of an activity, oldest first, as far as the server keeps events."""
+        ref = to_activity_ref(id, type)
+        request = activity_pb2.GetActivityHistoryRequest(namespace=self._namespace, id=id_to_proto(ref))
+        answer = self._activity_call("GetActivityHistory", request, ref)
+        return [AttemptInfo.from_proto(attempt) for attempt in answer.attempts]
 
     def cancel(self, id: ActivityOrId, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
         """Cancel an activity for good. Returns whether a worker held it; that worker is told to stop."""

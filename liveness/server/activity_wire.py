@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from sys import intern
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.domain.activity import Activity, ActivityState, limit_ends
 from liveness.domain.activity_decider import ActivitySpec, AttemptHolder, HeartbeatDetails
+from liveness.domain.activity_history import AttemptOutcome, AttemptRecord, TimedEvent, attempts_of
 from liveness.domain.errors import InvalidField
 from liveness.domain.events import NO_LIMITS, Retry, TimeLimit, TimeLimits
 from liveness.domain.keys import ActivityId, ActivityKey
@@ -21,11 +23,13 @@ from liveness.server.validation import (
 )
 from liveness.server.wire import attempt_number, duration, timestamp
 from liveness.store.api import ActivityFilter
+from liveness.store.codec import LogEntry
 from liveness.v1 import activity_pb2
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 ENCODING_BYTES_MAX = 64
 DETAILS_BYTES_MAX = 16 * 1024
+STACK_TRACE_BYTES_MAX = 16 * 1024
 LISTED_DETAILS_BYTES_MAX = 256
 ACTIVITY_TYPES_PER_POLL_MAX = 1_000
 EPOCH_MAX = 2**63 - 1
@@ -38,6 +42,10 @@ _STATES: dict[ActivityState, activity_pb2.ActivityState.ValueType] = {
     if state is not ActivityState.CANCEL_REQUESTED
 }
 _STATES_BY_NUMBER = {number: state for state, number in _STATES.items()}
+_OUTCOMES: dict[AttemptOutcome, activity_pb2.AttemptOutcome.ValueType] = {
+    outcome: activity_pb2.AttemptOutcome.Value(f"ATTEMPT_OUTCOME_{outcome.name}")
+    for outcome in AttemptOutcome
+}
 _LIMIT_NAMES = tuple(limit.value for limit in TimeLimit)
 _TIMEOUT_TYPES: dict[str, activity_pb2.TimeoutType.ValueType] = {
     limit.value: activity_pb2.TimeoutType.Value(f"TIMEOUT_TYPE_{limit.name}") for limit in TimeLimit
@@ -144,6 +152,14 @@ def _retry(message: activity_pb2.RetryPolicy) -> Retry:
     return Retry(initial_ms, coefficient, max_ms, message.maximum_attempts, deaths)
 
 
+def stack_trace(value: str) -> str:
+    if len(value.encode()) > STACK_TRACE_BYTES_MAX:
+        raise InvalidField(
+            field="stack_trace", rule=f"must be at most {STACK_TRACE_BYTES_MAX} bytes of UTF-8"
+        )
+    return value
+
+
 def holder(
     message: activity_pb2.CompleteActivityRequest
     | activity_pb2.FailActivityRequest
@@ -229,6 +245,31 @@ def _add_limits(message: activity_pb2.Activity, activity: Activity, now_ms: int,
         first = min(ends, key=lambda end: end.end_ms)
         message.timeout_time.CopyFrom(timestamp(wall_ms - now_ms + first.end_ms))
         message.next_timeout_type = _TIMEOUT_TYPES[first.limit.value]
+
+
+def attempt_messages(entries: Iterable[LogEntry]) -> list[activity_pb2.ActivityAttempt]:
+    """The attempts that these events of one activity tell of, oldest first."""
+    history = [TimedEvent(entry.wall_ms, entry.event) for entry in entries]  # type: ignore[arg-type]
+    return [_attempt_message(record) for record in attempts_of(history)]
+
+
+def _attempt_message(record: AttemptRecord) -> activity_pb2.ActivityAttempt:
+    return activity_pb2.ActivityAttempt(
+        attempt=attempt_number(record.attempt),
+        worker_instance_key=record.worker,
+        lease_epoch=record.epoch,
+        start_time=_time(record.start_wall_ms),
+        end_time=_time(record.end_wall_ms),
+        outcome=_OUTCOMES[record.outcome],
+        message=record.message,
+        stack_trace=record.stack_trace,
+        timeout_type=_TIMEOUT_TYPES[record.limit] if record.limit else None,
+        last_heartbeat_time=_time(record.heard_wall_ms),
+    )
+
+
+def _time(wall_ms: int) -> Timestamp | None:
+    return timestamp(wall_ms) if wall_ms else None
 
 
 def activity_message(

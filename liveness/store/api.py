@@ -343,6 +343,11 @@ class Store(Protocol):
     ) -> Page[LogEntry]:
         """`kinds`: only events of these kinds; empty for all."""
 
+    async def activity_history(
+        self, key: ActivityKey, shard_id: int, *, limit: int, without: Collection[str] = ()
+    ) -> Page[LogEntry]:
+        """The newest events about an activity, newest first. `without`: kinds that are left out."""
+
     async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
         """The deaths in a namespace from one wall time to another, both included; at most about 100,000."""
 

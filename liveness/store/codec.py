@@ -551,6 +551,11 @@ def replace_unstorable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
 
 
+def activity_payload_prefix(id: ActivityId) -> str:
+    """How the payloads of all events about an activity begin, within its workflow."""
+    return _encode({"run_id": id.run_id, "activity_id": id.activity_id}).decode()[:-1] + ","
+
+
 def event_kind(event: Event | RenewalBatch) -> str:
     return RENEWALS_KIND if isinstance(event, RenewalBatch) else type(event).__name__
 

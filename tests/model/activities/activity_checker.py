@@ -327,8 +327,8 @@ class ActivityChecker(CommitObserver):
             assert known.state == "STARTED", "only an attempt that is held has heartbeats"
             assert event.attempt == known.attempt
             known.heard_ms = event.at_ms
-            if event.details is not None:
-                known.details.append(event.details)
+            if event.heartbeat_details is not None:
+                known.details.append(event.heartbeat_details)
             self.seen["a heartbeat of an activity"] += 1
         elif isinstance(event, ev.ActivityTimedOut):
             self._timed_out(known, event)

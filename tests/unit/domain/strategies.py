@@ -277,14 +277,15 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         due_ms=times,
         input_encoding=text,
         limits=time_limits,
+        by=text,
     ),
     events.ActivityStarted: _of_attempt(events.ActivityStarted, verify_ms=times),
     events.ActivityHeartbeatRecorded: _about_activity(
         events.ActivityHeartbeatRecorded,
         attempt=counts,
         at_ms=times,
-        details=st.none() | blobs,
-        details_encoding=text,
+        heartbeat_details=st.none() | blobs,
+        heartbeat_details_encoding=text,
     ),
     events.ActivityTimedOut: _of_attempt(
         events.ActivityTimedOut,
@@ -297,16 +298,18 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         message=text,
     ),
     events.ActivityCompleted: _of_attempt(events.ActivityCompleted, result=blobs, result_encoding=text),
-    events.ActivityAttemptFailed: _of_attempt(events.ActivityAttemptFailed, message=text, due_ms=times),
-    events.ActivityFailed: _of_attempt(events.ActivityFailed, message=text),
+    events.ActivityAttemptFailed: _of_attempt(
+        events.ActivityAttemptFailed, message=text, due_ms=times, stack_trace=text
+    ),
+    events.ActivityFailed: _of_attempt(events.ActivityFailed, message=text, stack_trace=text),
     events.ActivityGivenBack: _of_attempt(events.ActivityGivenBack, reason=text),
-    events.ActivityCancelled: _about_activity(events.ActivityCancelled, reason=text, at_ms=times),
+    events.ActivityCancelled: _about_activity(events.ActivityCancelled, reason=text, at_ms=times, by=text),
     events.ActivityCancelRequested: _of_attempt(
         events.ActivityCancelRequested, task_queue=text, token=blobs, failures=numbers, deaths=numbers
     ),
     events.ActivityReleased: _about_activity(events.ActivityReleased, attempt=numbers),
     events.ActivityMadeAvailable: _about_activity(
-        events.ActivityMadeAvailable, attempt=counts, at_ms=times, fresh=st.booleans(), by=text
+        events.ActivityMadeAvailable, attempt=counts, at_ms=times, fresh=st.booleans(), by=text, reason=text
     ),
     events.ActivityQuarantined: _about_activity(events.ActivityQuarantined, deaths=numbers, at_ms=times),
     events.ActivityHandedOn: _about_activity(events.ActivityHandedOn, at_ms=times),
