@@ -15,7 +15,7 @@ def break_something(depth: int) -> None:
 
 
 async def test_a_failed_attempt_tells_where_it_failed(make: Make, client: Client) -> None:
-    async with make(key="w") as worker:
+    async with make(instance_key="w") as worker:
 
         @worker.activity("crawl")
         async def crawl(task: Task) -> None:

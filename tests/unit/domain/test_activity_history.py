@@ -12,10 +12,7 @@ from tests.unit.domain.activity_scenario import ActivityScenario, scheduled, tas
 def told(scenario: ActivityScenario) -> list[tuple[int, str, AttemptOutcome, str]]:
     events = zip(scenario.wall_times, scenario.log, strict=True)
     attempts = attempts_of(TimedEvent(wall_ms, event) for wall_ms, event in events)
-    assert all(
-        later.start_wall_ms >= earlier.end_wall_ms
-        for earlier, later in itertools.pairwise(attempts)
-    )
+    assert all(later.start_wall_ms >= earlier.end_wall_ms for earlier, later in itertools.pairwise(attempts))
     return [(known.attempt, known.worker, known.outcome, known.message) for known in attempts]
 
 
