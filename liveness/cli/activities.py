@@ -8,9 +8,18 @@ from typing import BinaryIO, TypeVar
 import click
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.cli.activity_output import activity_fields, activity_name, activity_row, attempt_row, state_name
-from liveness.cli.client import Client, Milliseconds, client_command, confirm, confirm_option, limit_option
+from liveness.cli.client import (
+    Client,
+    Milliseconds,
+    Moment,
+    client_command,
+    confirm,
+    confirm_option,
+    limit_option,
+)
 from liveness.cli.durations import from_ms
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.event_text import describe_event
@@ -34,6 +43,7 @@ from liveness.v1.activity_pb2 import (
     DescribeActivityRequest,
     GetActivityHistoryRequest,
     ListActivitiesRequest,
+    Priority,
     RetryActivityRequest,
     RetryPolicy,
     ScheduleActivityRequest,
@@ -250,6 +260,28 @@ def _history_row(event: Event) -> tuple[object, ...]:
 )
 @click.option("--delay", "delay_ms", type=Milliseconds(), help="Make it available only after this time.")
 @click.option(
+    "--start-at", "start", type=Moment(), help="Make it available at this time: 2026-12-24T18:00:00+01:00."
+)
+@click.option(
+    "--priority",
+    type=click.IntRange(1, 5),
+    default=3,
+    show_default=True,
+    help="Lower ones are handed out first.",
+)
+@click.option(
+    "--fairness-key",
+    default="",
+    metavar="NAME",
+    help="Keys of one priority are served by turns, such as tenants.",
+)
+@click.option(
+    "--fairness-weight",
+    type=click.FloatRange(0.001, 1000),
+    default=1.0,
+    help="How many turns the key gets.  [default: 1]",
+)
+@click.option(
     "--max-attempts",
     type=click.IntRange(0, INT32_MAX),
     default=0,
@@ -281,6 +313,10 @@ def schedule(
     input_file: BinaryIO | None,
     input_encoding: str | None,
     delay_ms: int | None,
+    start: Timestamp | None,
+    priority: int,
+    fairness_key: str,
+    fairness_weight: float,
     max_attempts: int,
     max_worker_deaths: int | None,
     initial_interval: int | None,
@@ -324,6 +360,8 @@ def schedule(
             start_to_close_timeout=_optional(start_to_close),
             heartbeat_timeout=_optional(heartbeat_timeout),
         ),
+        start_time=start,
+        priority=Priority(priority_key=priority, fairness_key=fairness_key, fairness_weight=fairness_weight),
     )
     response = client.call(client.activities.ScheduleActivity, request)
     if as_json:

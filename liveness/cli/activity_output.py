@@ -13,6 +13,7 @@ from liveness.v1.activity_pb2 import (
     ActivityId,
     ActivityState,
     AttemptOutcome,
+    Priority,
     RetryPolicy,
     TimeoutType,
 )
@@ -67,6 +68,7 @@ def activity_fields(activity: Activity) -> list[tuple[str, object]]:
         ("time is over", _timeout_text(activity)),
         ("last heartbeat", format_age(activity, "last_heartbeat_time")),
         ("progress", _progress_text(activity)),
+        ("priority", _priority_text(activity.priority) if activity.HasField("priority") else ""),
         ("retries", _retry_policy_text(activity.retry_policy) if activity.HasField("retry_policy") else ""),
         ("shard", activity.shard_id),
         ("input", described_payload(activity.input, activity.input_encoding)),
@@ -109,6 +111,12 @@ def _timeout_text(activity: Activity) -> str:
         return ""
     limit = enum_name(TimeoutType, activity.next_timeout_type).lower().replace("_", " ")
     return f"{format_time_left(activity, 'timeout_time')} ({limit})"
+
+
+def _priority_text(priority: Priority) -> str:
+    key = priority.fairness_key
+    weight = f", weight {priority.fairness_weight:g}" if priority.fairness_weight != 1 else ""
+    return f"{priority.priority_key}" + (f"; fairness key {key}{weight}" if key else weight)
 
 
 def _progress_text(activity: Activity) -> str:

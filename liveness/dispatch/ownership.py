@@ -33,6 +33,7 @@ from liveness.domain.activity_decider import (
     ActivitySpec,
     AttemptHolder,
     HeartbeatDetails,
+    Start,
     current_holder,
     fenced_off_error,
 )
@@ -165,13 +166,13 @@ class ActivityOwnership:
     # -- starting attempts
 
     async def schedule(
-        self, key: ActivityKey, spec: ActivitySpec, delay_ms: int, by: str = ""
+        self, key: ActivityKey, spec: ActivitySpec, start: Start = decide.AT_ONCE, by: str = ""
     ) -> tuple[bool, Activity]:
         """Returns whether the activity is new, and the activity."""
         for _ in range(ADMIT_TRIES_MAX):
             await self.load([key])
             shard = self.shard(key)
-            events = decide.schedule(key.id, shard.activities.get(key), spec, shard.now_ms(), delay_ms, by)
+            events = decide.schedule(key.id, shard.activities.get(key), spec, shard.now_ms(), start, by)
             if not events or await self._admit(shard, key.namespace, len(spec.input)):
                 activity = shard.change_activity(key, events)
                 assert activity is not None

@@ -284,6 +284,20 @@ class Retry(NamedTuple):
     """How many workers in a row may die with it; None for the limit of the namespace, 0 for any number."""
 
 
+class Priority(NamedTuple):
+    """In which order activities that wait in one task queue are handed out."""
+
+    priority_key: int = 3
+    """1 to 5; lower ones come first."""
+    fairness_key: str = ""
+    """Activities of one priority are handed out to the keys by turns."""
+    fairness_weight: float = 1.0
+    """How many turns the key gets, compared with others."""
+
+
+DEFAULT_PRIORITY = Priority()
+
+
 class TimeLimits(NamedTuple):
     """How long an activity may take, on the observed clock of its shard; 0 for any time."""
 
@@ -329,6 +343,9 @@ class ActivityScheduled(ActivityFact):
     input_encoding: str = ""
     """Chosen by the client and never read here; empty if it named none."""
     limits: TimeLimits = NO_LIMITS
+    start_wall_ms: int = 0
+    """The wall time at which it becomes available; 0 if `due_ms` says when."""
+    priority: Priority = DEFAULT_PRIORITY
     by: str = ""
     """The principal that scheduled it; empty if nobody was asked who calls."""
 

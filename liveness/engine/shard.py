@@ -130,7 +130,9 @@ class Shard:
         One set for both, because every heartbeat checks whether it is empty."""
         recovered = RecoveredWorkers(snapshot)
         self.workers = recovered.workers
-        self.activities = ActivityBook(dict(snapshot.activities), timers)
+        self.activities = ActivityBook(
+            dict(snapshot.activities), timers, snapshot.observed_ms, snapshot.taken_wall_ms
+        )
         self.census = Census(self.workers)
         self.progress = ProgressBook(snapshot.progress)
         self.slots = Counter(snapshot.slots)
@@ -171,6 +173,9 @@ class Shard:
 
     def now_ms(self) -> int:
         return self._observed.now_ms(self._listening.now_ms())
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
 
     def observed_ms_at(self, listening_ms: int) -> int:
         """The observed time at a moment that the caller has read, for many commands at once."""

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from liveness.sdk.metrics import MetricPoint, MetricSeries
     from liveness.sdk.registration import Registration
     from liveness.sdk.task import Stats, Task
-    from liveness.sdk.timeouts import Timeouts
+    from liveness.sdk.timeouts import Priority, Timeouts
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
     from liveness.sdk.worker import Worker
     from liveness.sdk.worker_info import (
@@ -112,6 +112,7 @@ __all__ = [
     "NotConvertible",
     "NotPermitted",
     "Payload",
+    "Priority",
     "QuotaReached",
     "Registration",
     "RetryLater",

@@ -38,7 +38,7 @@ from liveness.sdk.metrics import (
     series_from_proto,
 )
 from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, activity_error, client_error
-from liveness.sdk.timeouts import Timeouts, timeouts_to_proto
+from liveness.sdk.timeouts import Priority, Timeouts, priority_to_proto, timeouts_to_proto
 from liveness.sdk.values import (
     ActivityOrId,
     ActivityRef,
@@ -175,10 +175,12 @@ class Client:
         retry: RetryPolicy | None = None,
         delay: float | timedelta = 0,
         timeouts: Timeouts | None = None,
+        start: datetime | None = None,
+        priority: Priority | None = None,
     ) -> ActivityHandle:
         """Schedule an activity. `input`: a JSON value, bytes, a dataclass, msgspec Struct or pydantic model, or whatever
         the client's converter knows; otherwise NotConvertible is raised. Scheduling the same activity again changes nothing; with different contents it raises
-        ActivityDiffers."""
+        ActivityDiffers. `start`: when it becomes available, by wall clock; with a time zone."""
         ref = to_activity_ref(id, type)
         payload = encode(self._converter, f"the input of {ref}", input)
         request = activity_pb2.ScheduleActivityRequest(
@@ -191,6 +193,8 @@ class Client:
             retry_policy=retry_policy_to_proto(retry),
             start_delay=to_duration(delay) if delay else None,
             timeouts=timeouts_to_proto(timeouts),
+            start_time=None if start is None else time_to_proto(start),
+            priority=priority_to_proto(priority),
         )
         answer = await self._activity_call("ScheduleActivity", request, ref)
         return ActivityHandle(self, ref, created=answer.created, state=state_from_proto(answer.state))

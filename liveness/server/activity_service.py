@@ -85,13 +85,9 @@ class ActivityService:
     async def schedule_activity(self, request: pb.ScheduleActivityRequest) -> pb.ScheduleActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
         spec = wire.spec(request, require_identifier("task_queue", request.task_queue))
-        delay_ms = (
-            duration_ms("start_delay", request.start_delay, allow_zero=True)
-            if request.HasField("start_delay")
-            else 0
-        )
+        start = wire.start(request, self._node.clock.wall_ms())
         with self._counting_refusals(key.namespace):
-            created, activity = await self._ownership.schedule(key, spec, delay_ms, caller_name())
+            created, activity = await self._ownership.schedule(key, spec, start, caller_name())
         return pb.ScheduleActivityResponse(created=created, state=wire.state_number(activity))
 
     async def poll_activity(self, request: pb.PollActivityRequest) -> pb.PollActivityResponse:

@@ -19,7 +19,15 @@ from liveness.domain import events
 from liveness.domain.activity import Activity, ActivityState, EndedAttempt, ReleasedAttempt
 from liveness.domain.component import NO_ORDERS, Component, ComponentStatus, OrderAction, OrderBook
 from liveness.domain.death_certificate import Death
-from liveness.domain.events import NO_LIMITS, Event, LeaseRenewed, Retry, TimeLimits
+from liveness.domain.events import (
+    DEFAULT_PRIORITY,
+    NO_LIMITS,
+    Event,
+    LeaseRenewed,
+    Priority,
+    Retry,
+    TimeLimits,
+)
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
@@ -458,6 +466,8 @@ class _StoredActivity(msgspec.Struct, omit_defaults=True):
     details: bytes = b""
     details_encoding: str = ""
     details_wall_ms: int = 0
+    start_wall_ms: int = 0
+    priority: Priority = DEFAULT_PRIORITY
     timed_out: str = ""
 
 

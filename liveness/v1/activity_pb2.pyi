@@ -237,6 +237,36 @@ class ActivityTimeouts(_message.Message):
 Global___ActivityTimeouts: _TypeAlias = ActivityTimeouts  # noqa: Y015
 
 @_typing.final
+class Priority(_message.Message):
+    """In which order activities that wait in one task queue are handed out, as in Temporal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_KEY_FIELD_NUMBER: _builtins.int
+    FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
+    FAIRNESS_WEIGHT_FIELD_NUMBER: _builtins.int
+    priority_key: _builtins.int
+    """1 to 5; lower ones come first. 0: 3."""
+    fairness_key: _builtins.str
+    """Activities of one priority are handed out to these keys by turns, for example to tenants. At most 64 bytes."""
+    fairness_weight: _builtins.float
+    """How many turns the key gets, compared with others: 0.001 to 1000. 0: 1."""
+    def __init__(
+        self,
+        *,
+        priority_key: _builtins.int = ...,
+        fairness_key: _builtins.str = ...,
+        fairness_weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness_key", b"fairness_key", "fairness_weight", b"fairness_weight", "priority_key", b"priority_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
+@_typing.final
 class Activity(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -268,6 +298,7 @@ class Activity(_message.Message):
     HEARTBEAT_DETAILS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_DETAILS_ENCODING_FIELD_NUMBER: _builtins.int
     HEARTBEAT_DETAILS_TIME_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     state: Global___ActivityState.ValueType
     activity_type: _builtins.str
@@ -323,6 +354,10 @@ class Activity(_message.Message):
 
     @_builtins.property
     def heartbeat_details_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def priority(self) -> Global___Priority:
+        """Unset: priority_key 3 and no fairness key."""
+
     def __init__(
         self,
         *,
@@ -354,10 +389,11 @@ class Activity(_message.Message):
         heartbeat_details: _builtins.bytes = ...,
         heartbeat_details_encoding: _builtins.str = ...,
         heartbeat_details_time: _timestamp_pb2.Timestamp | None = ...,
+        priority: Global___Priority | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "last_heartbeat_time", b"last_heartbeat_time", "retry_policy", b"retry_policy", "since", b"since", "timeout_time", b"timeout_time", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "last_heartbeat_time", b"last_heartbeat_time", "priority", b"priority", "retry_policy", b"retry_policy", "since", b"since", "timeout_time", b"timeout_time", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "heartbeat_details", b"heartbeat_details", "heartbeat_details_encoding", b"heartbeat_details_encoding", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "next_timeout_type", b"next_timeout_type", "result", b"result", "result_encoding", b"result_encoding", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "timeout_time", b"timeout_time", "timeout_type", b"timeout_type", "timeouts", b"timeouts", "token", b"token", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "heartbeat_details", b"heartbeat_details", "heartbeat_details_encoding", b"heartbeat_details_encoding", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "next_timeout_type", b"next_timeout_type", "priority", b"priority", "result", b"result", "result_encoding", b"result_encoding", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "timeout_time", b"timeout_time", "timeout_type", b"timeout_type", "timeouts", b"timeouts", "token", b"token", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -443,6 +479,8 @@ class ScheduleActivityRequest(_message.Message):
     START_DELAY_FIELD_NUMBER: _builtins.int
     INPUT_ENCODING_FIELD_NUMBER: _builtins.int
     TIMEOUTS_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     activity_type: _builtins.str
     task_queue: _builtins.str
@@ -461,6 +499,12 @@ class ScheduleActivityRequest(_message.Message):
     def start_delay(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def timeouts(self) -> Global___ActivityTimeouts: ...
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """When it becomes available, by wall clock; in the past: at once. Not together with start_delay."""
+
+    @_builtins.property
+    def priority(self) -> Global___Priority: ...
     def __init__(
         self,
         *,
@@ -473,10 +517,12 @@ class ScheduleActivityRequest(_message.Message):
         start_delay: _duration_pb2.Duration | None = ...,
         input_encoding: _builtins.str = ...,
         timeouts: Global___ActivityTimeouts | None = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        priority: Global___Priority | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "priority", b"priority", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "start_time", b"start_time", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "task_queue", b"task_queue", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "priority", b"priority", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "start_time", b"start_time", "task_queue", b"task_queue", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -792,6 +838,7 @@ class ClaimActivityRequest(_message.Message):
     RETRY_POLICY_FIELD_NUMBER: _builtins.int
     INPUT_ENCODING_FIELD_NUMBER: _builtins.int
     TIMEOUTS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     session_id: _builtins.str
@@ -808,6 +855,8 @@ class ClaimActivityRequest(_message.Message):
     def retry_policy(self) -> Global___RetryPolicy: ...
     @_builtins.property
     def timeouts(self) -> Global___ActivityTimeouts: ...
+    @_builtins.property
+    def priority(self) -> Global___Priority: ...
     def __init__(
         self,
         *,
@@ -821,10 +870,11 @@ class ClaimActivityRequest(_message.Message):
         retry_policy: Global___RetryPolicy | None = ...,
         input_encoding: _builtins.str = ...,
         timeouts: Global___ActivityTimeouts | None = ...,
+        priority: Global___Priority | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "priority", b"priority", "retry_policy", b"retry_policy", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "session_id", b"session_id", "task_queue", b"task_queue", "timeouts", b"timeouts", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "priority", b"priority", "retry_policy", b"retry_policy", "session_id", b"session_id", "task_queue", b"task_queue", "timeouts", b"timeouts", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

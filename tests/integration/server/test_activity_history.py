@@ -76,10 +76,10 @@ async def test_names_that_contain_each_other_are_told_apart(client: ActivityClie
             task_queue="queue",
         )
         await client.harness.activities.ScheduleActivity(request)
-    request = pb.GetActivityHistoryRequest(
+    asked = pb.GetActivityHistoryRequest(
         namespace=NAMESPACE, id=pb.ActivityId(workflow_id="workflow-a", run_id="run", activity_id='a"')
     )
-    [event] = (await client.harness.activities.GetActivityHistory(request)).events
+    [event] = (await client.harness.activities.GetActivityHistory(asked)).events
     assert json.loads(event.data_json)["activity_id"] == 'a"'
 
 

@@ -32,7 +32,7 @@ from liveness.domain.death_certificate import (
     Stall,
 )
 from liveness.domain.decider import ActivationT
-from liveness.domain.events import LeaseRenewed, Retry, TimeLimit, TimeLimits
+from liveness.domain.events import LeaseRenewed, Priority, Retry, TimeLimit, TimeLimits
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
@@ -109,6 +109,7 @@ def _activations(kind: type[ActivationT]) -> st.SearchStrategy[ActivationT]:
 
 
 blobs = st.binary(max_size=20)
+priorities = st.builds(Priority, st.integers(1, 5), text, st.floats(0.001, 1_000))
 time_limits = st.builds(TimeLimits, numbers, numbers, numbers, numbers)
 retries = st.builds(
     Retry,
@@ -277,6 +278,8 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         due_ms=times,
         input_encoding=text,
         limits=time_limits,
+        start_wall_ms=times,
+        priority=priorities,
         by=text,
     ),
     events.ActivityStarted: _of_attempt(events.ActivityStarted, verify_ms=times),
@@ -409,6 +412,8 @@ activities = st.builds(
     details=blobs,
     details_encoding=text,
     details_wall_ms=times,
+    start_wall_ms=times,
+    priority=priorities,
     timed_out=text,
     result=blobs,
     end=st.none() | st.builds(EndedAttempt, text, counts, counts, text),

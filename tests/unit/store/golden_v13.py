@@ -15,6 +15,7 @@ from liveness.domain.events import (
     ActivityScheduled,
     ActivityStarted,
     ActivityTimedOut,
+    Priority,
     Retry,
     TimeLimit,
     TimeLimits,
@@ -40,6 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 LIMITED = ActivityId("workflow-9", "run", "begrenzt ⏱")
+PRIORITY = Priority(1, "mandant 🏢", 2.5)
 LIMITS = TimeLimits(600_000, 60_000, 2_000, 500)
 MESSAGE = "heartbeat of 0.5 s is over: attempt 1 on worker worker-1 has sent no heartbeat since its last; it is tried again"
 TRACE = 'Traceback (most recent call last):\n  File "größe.py", line 17, in <module>\n'
@@ -52,9 +54,13 @@ def _about(at_ms: int, event: ActivityEvent) -> LogEntry:
 
 # fmt: off
 _ADDED = [
+    _about(11_950, ActivityScheduled(
+        run_id="run", activity_id="später", activity_type="crawl", task_queue="queue", input=b"", retry=Retry(), at_ms=11_950,
+        due_ms=71_950, start_wall_ms=WALL_MS + 71_950,
+    )),
     _about(12_000, ActivityScheduled(
         **_OF, activity_type="crawl", task_queue="queue", input=b"", retry=Retry(), at_ms=12_000, due_ms=12_000, limits=LIMITS,
-        by=golden_v9.OPERATOR,
+        by=golden_v9.OPERATOR, priority=PRIORITY,
     )),
     _about(12_100, ActivityStarted(**_OF, worker="worker-1", epoch=1, attempt=1, at_ms=12_100, verify_ms=22_100)),
     _about(12_200, ActivityHeartbeatRecorded(
@@ -105,6 +111,7 @@ _FINISHED = Activity(
     last_failure="nicht mehr nötig",
     end=EndedAttempt("worker-1", 1, 3, "ActivityFailed"),
     limits=LIMITS,
+    priority=PRIORITY,
     close_by_ms=614_300,
     heard_ms=14_500,
     heard_wall_ms=WALL_MS + 14_500,
@@ -121,5 +128,24 @@ _TIMED_OUT = _FINISHED._replace(
     timed_out="heartbeat",
     end=None,
 )
-FINAL_ACTIVITIES = {**golden_v12.FINAL_ACTIVITIES, LIMITED: _FINISHED}
-STORED_ACTIVITIES = {**golden_v12.STORED_ACTIVITIES, "limited": _TIMED_OUT, "cancelled": _FINISHED}
+_LATER = Activity(
+    id=LIMITED._replace(activity_id="später"),
+    state=ActivityState.WAITING,
+    attempt=1,
+    task_queue="queue",
+    token=b"",
+    releases=(),
+    type="crawl",
+    retry=Retry(),
+    since_ms=11_950,
+    since_wall_ms=WALL_MS + 11_950,
+    due_ms=71_950,
+    start_wall_ms=WALL_MS + 71_950,
+)
+FINAL_ACTIVITIES = {**golden_v12.FINAL_ACTIVITIES, LIMITED: _FINISHED, _LATER.id: _LATER}
+STORED_ACTIVITIES = {
+    **golden_v12.STORED_ACTIVITIES,
+    "limited": _TIMED_OUT,
+    "cancelled": _FINISHED,
+    "later": _LATER,
+}

@@ -53,6 +53,7 @@ function Facts({ ns, activity }) {
     ['task queue', html`<${Name}>${activity.task_queue}<//>`],
     ['attempt', `${activity.attempt}; ${counted(activity.failures, 'failure')}, ${counted(activity.worker_deaths, 'death')} of its workers in a row`],
     ['last failure', activity.last_failure && html`<bdi>${activity.last_failure}</bdi>`],
+    activity.priority && ['priority', `${activity.priority.priority_key}${activity.priority.fairness_key ? `; fairness key ${activity.priority.fairness_key}, weight ${activity.priority.fairness_weight}` : ''}`],
     ['time limits', limitWords(activity.timeouts ?? {})],
     activity.timeout_time && ['time is over', html`<${Time} ms=${parseTime(activity.timeout_time)} /> (${timeoutType(activity.next_timeout_type)})`],
     activity.last_heartbeat_time && ['last heartbeat', html`<${Time} ms=${parseTime(activity.last_heartbeat_time)} ago />`],
