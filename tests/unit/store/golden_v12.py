@@ -71,7 +71,7 @@ _ADDED = [
         session_id="session-b", sequence=2, epoch=3, at_ms=11_600, last_error=ERROR, errors=3, error_reported=True,
     ))),
     _about(None, 11_700, ProgressReported(unit="table/größe", worker=FAULTY, successes=7, error="", report_id="bericht-1")),
-    _about(None, 11_800, ProgressReported(unit="table/größe", worker="worker-2", successes=0, error="nul \0 inside", report_id="", errors=3)),
+    _about(None, 11_800, ProgressReported(unit="table/größe", worker="worker-2", successes=0, error="nul \0 inside", report_id="")),
     _about(None, 11_900, ProgressForgotten(unit="table/größe", reason="tabelle weg 🗑", by=golden_v9.OPERATOR)),
 ]
 # fmt: on
@@ -113,7 +113,7 @@ STORED_PROGRESS = {
         created_wall_ms=WALL_MS + 11_700,
         updated_wall_ms=WALL_MS + 11_800,
         successes=7,
-        errors=3,
+        errors=1,
         last_success_wall_ms=WALL_MS + 11_700,
         last_success_worker=FAULTY,
         last_error_wall_ms=WALL_MS + 11_800,
