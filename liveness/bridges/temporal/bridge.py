@@ -56,7 +56,7 @@ class TemporalBridge:
         )
         self._hints = ConnectionHints(settings, self.recorder, self._clock)
         self._interceptors = Interceptors(
-            self.recorder, self._rescuer, self._upstream, self._hints, self.statistics
+            self.recorder, self._rescuer, self._upstream, self._hints, self.statistics, self._clock
         )
         self._exporter = PrometheusExporter(self.statistics, METRICS)
         self._server: grpc.aio.Server | None = None

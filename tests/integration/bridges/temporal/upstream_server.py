@@ -25,6 +25,8 @@ class UpstreamServer(grpc.GenericRpcHandler):
         self.reached = asyncio.Event()
         self.answers: dict[str, bytes] = {}
         """By method: what it answers at once."""
+        self.held: dict[str, asyncio.Event] = {}
+        """By method: it answers once this is set."""
         self.refused: set[str] = set()
         self.unimplemented = {"Unknown"}
         self._server: grpc.aio.Server | None = None
@@ -68,6 +70,8 @@ class UpstreamServer(grpc.GenericRpcHandler):
             return
         request = b"".join([part async for part in requests])
         self.calls.append((method, request))
+        if method in self.held:
+            await self.held[method].wait()
         if method in self.refused:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
         elif method in self.unimplemented:
