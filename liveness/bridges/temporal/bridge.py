@@ -39,7 +39,7 @@ STOP_GRACE_S = 1.0
 
 
 class ListenFailed(Exception):
-    """The message says which address is in use."""
+    """The message says on which address."""
 
 
 class TemporalBridge:
@@ -79,7 +79,9 @@ class TemporalBridge:
                 )
                 port = server.add_secure_port(listen, credentials)
         except RuntimeError:
-            raise ListenFailed(f"cannot listen on {listen}: it is in use") from None
+            raise ListenFailed(
+                f"cannot listen on {listen}: it is in use, or not an address of this machine"
+            ) from None
         self.address = f"{listen.rpartition(':')[0]}:{port}"
         await server.start()
         self.recorder.start()

@@ -58,7 +58,8 @@ def test_bridges_behind_a_load_balancer_share_the_calls_of_a_worker(
     done = stage.temporal.start(plan(task_queue, *many), flows=flows)
     assert len(stage.temporal.result(done)) == len(many)
     eventually(
-        lambda: not stage.liveness.worker(key).bound_activities, "what ended through the other bridge is bound"
+        lambda: not stage.liveness.worker(key).bound_activities,
+        "what ended through the other bridge is bound",
     )
     assert 0 < stage.bindings()["poll"] < len(many), "one bridge had all calls"
     held = [stuck("held", until)] * 4

@@ -31,13 +31,13 @@ class UpstreamServer(grpc.GenericRpcHandler):
         self.unimplemented = {"Unknown"}
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
+    async def start(self, credentials: grpc.ServerCredentials | None = None, port: int = 0) -> None:
         server = self._server = grpc.aio.server(options=UNLIMITED)
         server.add_generic_rpc_handlers((self,))
         if credentials is None:
-            port = server.add_insecure_port("127.0.0.1:0")
+            port = server.add_insecure_port(f"127.0.0.1:{port}")
         else:
-            port = server.add_secure_port("127.0.0.1:0", credentials)
+            port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
         await server.start()
         self.address = f"127.0.0.1:{port}"
 
