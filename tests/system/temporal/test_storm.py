@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.temporal.conftest import StartWorker
-from tests.system.temporal.stage import Stage, plan
+from tests.system.temporal.stage import Stage, plan, stuck
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,26 @@ async def test_a_workflow_completes_while_workers_are_killed(
     task_queue: str,
     start_worker: StartWorker,
     tmp_path: Path,
+    until: Path,
     activities: int,
     seconds: float,
     workers: int,
     kills: int,
 ) -> None:
+    """Every second activity waits in its first attempt until nobody is killed any more. So there is work for each new worker, however
+    long it takes to start, and each is killed in the middle of something."""
     dice = random.Random(16)
     ledger = tmp_path / "ledger"
     running = [start_worker(slots=4) for _ in range(workers)]
     stage.known_worker(running[0], task_queue)
     specs = [
-        {"name": f"a{number}", "seconds": dice.uniform(0.5, 1.5) * seconds, "ledger": str(ledger)}
+        stuck(
+            f"a{number}",
+            until,
+            seconds=dice.uniform(0.5, 1.5) * seconds,
+            ledger=str(ledger),
+            **({} if number % 2 else {"stuck": []}),
+        )
         for number in range(activities)
     ]
     workflow_id = stage.temporal.start(plan(task_queue, *specs, maximum_attempts=1), flows=flows)
@@ -40,6 +49,7 @@ async def test_a_workflow_completes_while_workers_are_killed(
         victim.wait_event("started")
         victim.kill()
         running.append(start_worker(slots=4))
+    until.touch()
 
     results = stage.temporal.result(workflow_id)
 
