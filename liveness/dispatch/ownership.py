@@ -366,11 +366,24 @@ class ActivityOwnership:
         )
 
     async def fail(
-        self, key: ActivityKey, holder: AttemptHolder, message: str, *, retryable: bool, after_ms: int | None
+        self,
+        key: ActivityKey,
+        holder: AttemptHolder,
+        message: str,
+        *,
+        retryable: bool,
+        after_ms: int | None,
+        quarantine: bool = False,
     ) -> Activity:
         def decision(shard: Shard, activity: Activity) -> ActivityEvents:
             return decide.fail(
-                activity, holder, message, shard.now_ms(), retryable=retryable, after_ms=after_ms
+                activity,
+                holder,
+                message,
+                shard.now_ms(),
+                retryable=retryable,
+                after_ms=after_ms,
+                quarantine=quarantine,
             )
 
         return await self._end_attempt(key, holder, decision)

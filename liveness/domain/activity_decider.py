@@ -172,13 +172,20 @@ def fail(
     *,
     retryable: bool = True,
     after_ms: int | None = None,
+    quarantine: bool = False,
 ) -> ActivityEvents:
+    """`quarantine`: an operator decides what becomes of the activity."""
     if _is_repeated_end(activity, holder, ActivityAttemptFailed, ActivityFailed):
         return ()
     _check_held(activity, holder)
     retry = activity.retry or Retry()
     end_fields = _end_fields(activity, holder, at_ms)
     failures = activity.failures + 1
+    if quarantine:
+        return (
+            ActivityAttemptFailed(**end_fields, message=message, due_ms=at_ms),
+            ActivityQuarantined(**_id_fields(activity.id), deaths=0, at_ms=at_ms),
+        )
     if not retryable or _has_exhausted_retries(retry, failures):
         return (ActivityFailed(**end_fields, message=message),)
     if after_ms is None:

@@ -127,6 +127,7 @@ class ActivityService:
             text("message", request.message),
             retryable=not request.non_retryable,
             after_ms=after_ms,
+            quarantine=request.quarantine,
         )
         return pb.FailActivityResponse(state=wire.state_number(activity))
 

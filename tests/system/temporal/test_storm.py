@@ -10,11 +10,12 @@ import pytest
 from tests.system.temporal.conftest import StartWorker
 from tests.system.temporal.stage import Stage, plan, stuck
 
+ACTIVITIES, WORKERS, KILLS = 200, 5, 10
+SECONDS = 1.0
+"""How long an activity takes."""
 
-@pytest.mark.parametrize(
-    ("activities", "seconds", "workers", "kills"),
-    [(40, 0.3, 3, 2), pytest.param(200, 3.0, 5, 10, marks=pytest.mark.crash_long)],
-)
+
+@pytest.mark.timeout(300)
 async def test_a_workflow_completes_while_workers_are_killed(
     stage: Stage,
     flows: str,
@@ -22,29 +23,25 @@ async def test_a_workflow_completes_while_workers_are_killed(
     start_worker: StartWorker,
     tmp_path: Path,
     until: Path,
-    activities: int,
-    seconds: float,
-    workers: int,
-    kills: int,
 ) -> None:
     """Every second activity waits in its first attempt until nobody is killed any more. So there is work for each new worker, however
     long it takes to start, and each is killed in the middle of something."""
     dice = random.Random(16)
     ledger = tmp_path / "ledger"
-    running = [start_worker(slots=4) for _ in range(workers)]
+    running = [start_worker(slots=4) for _ in range(WORKERS)]
     stage.known_worker(running[0], task_queue)
     specs = [
         stuck(
             f"a{number}",
             until,
-            seconds=dice.uniform(0.5, 1.5) * seconds,
+            seconds=dice.uniform(0.5, 1.5) * SECONDS,
             ledger=str(ledger),
             **({} if number % 2 else {"stuck": []}),
         )
-        for number in range(activities)
+        for number in range(ACTIVITIES)
     ]
     workflow_id = stage.temporal.start(plan(task_queue, *specs, maximum_attempts=1), flows=flows)
-    for _ in range(kills):
+    for _ in range(KILLS):
         victim = running.pop(dice.randrange(len(running)))
         victim.wait_event("started")
         victim.kill()

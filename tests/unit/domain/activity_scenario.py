@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from liveness.domain import activity_decider as decide
 from liveness.domain.activity import Activity, evolve
 from liveness.domain.activity_decider import ActivitySpec, AttemptHolder
@@ -73,10 +75,10 @@ class ActivityScenario:
         *,
         retryable: bool = True,
         after_ms: int | None = None,
+        quarantine: bool = False,
     ) -> decide.ActivityEvents:
-        return self._apply(
-            decide.fail(self.known, holder, message, self.now_ms, retryable=retryable, after_ms=after_ms)
-        )
+        options: dict[str, Any] = {"retryable": retryable, "after_ms": after_ms, "quarantine": quarantine}
+        return self._apply(decide.fail(self.known, holder, message, self.now_ms, **options))
 
     def give_back(self, holder: AttemptHolder, reason: str = "released") -> decide.ActivityEvents:
         return self._apply(decide.give_back(self.known, holder, reason, self.now_ms))

@@ -154,8 +154,7 @@ async def test_a_bridge_may_start_before_temporal_and_says_that_it_is_away(start
 async def is_answered(call: Any) -> bool:
     try:
         return bool(await call(b"x", timeout=LIMIT_S) == b"x")
-    except grpc.aio.AioRpcError as error:
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
+    except grpc.aio.AioRpcError:
         return False
 
 
