@@ -56,8 +56,12 @@ class UpstreamServer(grpc.GenericRpcHandler):
             self.metadata = dict(context.invocation_metadata())
             self.time_remaining = context.time_remaining()
             self.reached.set()
-            async for answer in self._serve(method, requests, context):
-                yield answer
+            try:
+                async for answer in self._serve(method, requests, context):
+                    yield answer
+            except asyncio.CancelledError:  # perhaps while the request was still on its way
+                self.cancelled.set()
+                raise
 
         return grpc.stream_stream_rpc_method_handler(serve)
 
@@ -84,8 +88,4 @@ class UpstreamServer(grpc.GenericRpcHandler):
             trailing = (("grpc-status-details-bin", DETAILS), ("more-bin", b"\x01\x80"), ("text", "x"))
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is göne", trailing)
         elif method in ("Hang", "PollWorkflowTaskQueue"):
-            try:
-                await asyncio.get_running_loop().create_future()
-            except asyncio.CancelledError:
-                self.cancelled.set()
-                raise
+            await asyncio.get_running_loop().create_future()
