@@ -453,9 +453,10 @@ class ActivityMadeAvailable(ActivityFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityQuarantined(ActivityFact):
-    """Too many workers in a row died with the activity."""
+    """The activity waits for an operator: too many workers in a row died with it, or its worker asked for that."""
 
     deaths: int
+    """0 if its worker asked."""
     at_ms: int
 
 
