@@ -389,6 +389,7 @@ class ActivityOwnership:
         *,
         retryable: bool,
         after_ms: int | None,
+        quarantine: bool = False,
         details: HeartbeatDetails | None = None,
         stack_trace: str = "",
     ) -> Activity:
@@ -400,6 +401,7 @@ class ActivityOwnership:
                 shard.now_ms(),
                 retryable=retryable,
                 after_ms=after_ms,
+                quarantine=quarantine,
                 details=details,
                 stack_trace=stack_trace,
             )

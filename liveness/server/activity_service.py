@@ -129,6 +129,7 @@ class ActivityService:
             text("message", request.message),
             retryable=not request.non_retryable,
             after_ms=after_ms,
+            quarantine=request.quarantine,
             details=wire.last_heartbeat_details(request),
             stack_trace=wire.stack_trace(request.stack_trace),
         )

@@ -1,4 +1,5 @@
-"""The values that the golden rows of version 13 decode to: those of version 12, and an activity with time limits."""
+"""The values that the golden rows of version 13 decode to: those of version 12, an activity with time limits, and several errors in one
+report of progress."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from liveness.domain.events import (
     ActivityStarted,
     ActivityTimedOut,
     Priority,
+    ProgressReported,
     Retry,
     TimeLimit,
     TimeLimits,
@@ -89,6 +91,9 @@ _ADDED = [
         **_OF, attempt=4, at_ms=14_500, heartbeat_details=b'{"rows": 18}', heartbeat_details_encoding="json/plain",
     )),
     _about(14_600, ActivityCancelled(**_OF, reason="nicht mehr nötig", at_ms=14_600, by=golden_v9.OPERATOR)),
+    LogEntry(0, "orders", None, None, WALL_MS + 12_900, 12_900, ProgressReported(
+        unit="table/größe", worker="worker-1", successes=0, error="weg", report_id="bericht-2", errors=3,
+    )),
 ]
 # fmt: on
 
