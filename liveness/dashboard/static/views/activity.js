@@ -35,8 +35,8 @@ export function Activity({ ns, params }) {
     ${activity && html`<${Facts} ns=${ns} activity=${activity} />
       ${activity.heartbeat_details_time && html`<${Payload} title="Progress" bytes=${activity.heartbeat_details} encoding=${activity.heartbeat_details_encoding}>
         <p class="mute">Told <${Time} ms=${parseTime(activity.heartbeat_details_time)} ago />. The next attempt is given it.</p><//>`}
-      <${History} ns=${ns} query=${query} version=${JSON.stringify([activity.state, activity.attempt, activity.since])} />
-      <div class="columns"><${Payload} title="Input" bytes=${activity.input} encoding=${activity.input_encoding} /><${Payload} title="Result" bytes=${activity.result} encoding=${activity.result_encoding} /></div>`}
+      <div class="columns"><${Payload} title="Input" bytes=${activity.input} encoding=${activity.input_encoding} /><${Payload} title="Result" bytes=${activity.result} encoding=${activity.result_encoding} /></div>
+      <${History} ns=${ns} query=${query} version=${JSON.stringify([activity.state, activity.attempt, activity.since])} />`}
   </div>`;
 }
 
