@@ -18,6 +18,7 @@ BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 GENERATORS := grpcio-tools mypy-protobuf googleapis-common-protos
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
+PGAI := $(VENV)/pgai
 
 # Folders with Python in them; bench and tests may be absent from a source archive. `tasks` is also there as liveness/tasks, a link:
 # mypy follows it, ruff does not.
@@ -131,6 +132,7 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt
 	$(call begin_environment,$(VENV),development)
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt setuptools
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(install_pgai)
 	@touch $(VENV)/.ready-run
 	$(call end_environment,$(VENV))
 
@@ -138,8 +140,14 @@ $(VENV)/.ready-bench: pyproject.toml constraints.txt
 	$(call begin_environment,$(VENV),benchmarks)
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt setuptools
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[bench]'
+	$(install_pgai)
 	@touch $(VENV)/.ready-run $(VENV)/.ready-dev
 	$(call end_environment,$(VENV))
+
+# Tests run one class of pgai, which needs none of what pgai asks for. It lies apart, so that nobody imports it by mistake.
+define install_pgai
+@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-deps --upgrade --target $(PGAI) pgai
+endef
 
 # Apart from .venv, because the generator needs an older protobuf than the one we run with.
 $(PROTO_VENV)/.ready: constraints-proto.txt

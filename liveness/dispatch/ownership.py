@@ -60,6 +60,10 @@ ADMIT_TRIES_MAX = 10
 Decision = Callable[[Shard, Activity], ActivityEvents]
 
 
+_NO_ACTIVITY = ActivityId("none", "none", "none")
+"""For questions about a worker alone."""
+
+
 class ActivityOwnership:
     def __init__(
         self, node: Node, remote: RemoteOwnership | None = None, quotas: ActivityQuotas | None = None
@@ -150,6 +154,12 @@ class ActivityOwnership:
         check_session_is_named(view.session_id, session_id, principal)
         if session_id != view.session_id:
             raise SessionNotCurrent(session_id=session_id, worker=worker_key.instance_key)
+
+    async def check_key_owner(self, worker_key: WorkerKey, principal: str) -> None:
+        """Refuse a principal that names a worker of another one. Nobody owns the key of a worker that is not known."""
+        view = await self._bindings_of(worker_key).look_up(_NO_ACTIVITY)
+        if view is not None and view.principal and view.principal != principal:
+            raise WorkerKeyOwned(worker=worker_key.instance_key)
 
     # -- starting attempts
 
