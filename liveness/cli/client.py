@@ -180,7 +180,7 @@ class Client:
 
     def print_namespace_hint(self) -> None:
         """Say which namespace was probably meant, if there is nothing in this one."""
-        if not self.all_namespaces and (hint := namespace_hint(self)):
+        if not self.all_namespaces and (hint := namespace_hint(self, always=True)):
             print_note(hint)
 
     def _error_message(self, call: grpc.Call, reason: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -21,17 +22,23 @@ def namespace_fleets(client: Client) -> list[NamespaceFleet]:
     return list(client.call(client.admin.GetFleet, request).namespaces)
 
 
-def namespace_hint(client: Client) -> str:
-    """A sentence if the client's namespace has neither workers nor work; else empty."""
+def namespace_hint(client: Client, *, always: bool = False) -> str:
+    """A sentence if the client's namespace has neither workers nor work, and another one was probably meant; with `always`, also if
+    none is similar. Else empty."""
     try:
         names = [fleet.namespace for fleet in namespace_fleets(client)]
     except CommandError:
         return ""  # the caller may not read them, or the server is gone; the answer stands without a hint
     if client.namespace in names or not names:
         return ""
-    similar = get_close_matches(client.namespace, names, n=1)
+    nothing = f"Nothing is in namespace {client.namespace};"
+    # Names that differ by a number, shop-1 and shop-2, are rarely mistaken for each other.
+    alike = [name for name in names if _digits(name) == _digits(client.namespace)]
+    similar = get_close_matches(client.namespace, alike, n=1)
     if similar:
-        return f"Nothing is in namespace {client.namespace}; did you mean --namespace {similar[0]}?"
-    return (
-        f"Nothing is in namespace {client.namespace}; `liveness namespaces list` shows those that there are."
-    )
+        return f"{nothing} did you mean --namespace {similar[0]}?"
+    return f"{nothing} `liveness namespaces list` shows those that there are." if always else ""
+
+
+def _digits(name: str) -> list[str]:
+    return re.findall(r"\d+", name)

@@ -52,8 +52,11 @@ def test_a_misspelt_namespace_is_noticed_by_errors(server: str) -> None:
     sentence = Shell(server, "biling").sentence("workers", "describe", "b-1")
     assert sentence.endswith("did you mean --namespace billing?")
     assert "did you mean" not in Shell(server, "billing").sentence("workers", "describe", "nobody")
-    unlike = Shell(server, "zzz").sentence("workers", "describe", "b-1")
-    assert unlike.endswith("`liveness namespaces list` shows those that there are.")
+    assert "did you mean" not in Shell(server, "zzz").sentence("workers", "describe", "b-1")
+    listed = Shell(server, "zzz").run("workers", "list").stderr
+    assert listed.endswith("`liveness namespaces list` shows those that there are.\n")
+    numbered = Shell(server, "billing-1").run("workers", "list").stderr
+    assert "did you mean" not in numbered, "a number is rarely a mistake"
 
 
 def test_lists_span_all_namespaces(server: str) -> None:
