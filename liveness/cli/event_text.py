@@ -407,6 +407,21 @@ def _started(event: Event, data: Data) -> EventText:
     return EventText(EventTone.PROGRESS, _event_activity_name(event, data), f"started on {_holder(data)}")
 
 
+def _heartbeat_recorded(event: Event, data: Data) -> EventText:
+    told = " and told how far it has come" if data["details"] is not None else ""
+    return EventText(
+        EventTone.MINOR, _event_activity_name(event, data), f"is at work (attempt {data['attempt']}){told}"
+    )
+
+
+def _timed_out(event: Event, data: Data) -> EventText:
+    again = f", again in {humanize_ms(data['due_ms'] - data['at_ms'])}" if data["due_ms"] else " for good"
+    holder = f" on {_holder(data)}" if data["worker"] else ""
+    text = f"failed{holder}{again}{_reason_suffix(data['message'])}"
+    tone = EventTone.PROBLEM if data["due_ms"] else EventTone.DEATH
+    return EventText(tone, _event_activity_name(event, data), text)
+
+
 def _completed(event: Event, data: Data) -> EventText:
     return EventText(
         EventTone.ARRIVAL, _event_activity_name(event, data), f"was completed by {_holder(data)}"
@@ -459,12 +474,9 @@ def _made_available(event: Event, data: Data) -> EventText:
 
 
 def _quarantined(event: Event, data: Data) -> EventText:
-    deaths = _count(data["deaths"], "worker", "workers")
-    return EventText(
-        EventTone.DEATH,
-        _event_activity_name(event, data),
-        f"is quarantined: {deaths} in a row died while holding it",
-    )
+    died = f"{_count(data['deaths'], 'worker', 'workers')} in a row died while holding it"
+    why = died if data["deaths"] else "its worker leaves it to an operator"
+    return EventText(EventTone.DEATH, _event_activity_name(event, data), f"is quarantined: {why}")
 
 
 def _handed_on(event: Event, data: Data) -> EventText:
@@ -558,6 +570,8 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "ReplicaLeft": _replica_left,
     "ActivityScheduled": _scheduled,
     "ActivityStarted": _started,
+    "ActivityHeartbeatRecorded": _heartbeat_recorded,
+    "ActivityTimedOut": _timed_out,
     "ActivityCompleted": _completed,
     "ActivityAttemptFailed": _attempt_failed,
     "ActivityFailed": _failed,

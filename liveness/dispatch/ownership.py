@@ -32,6 +32,7 @@ from liveness.domain.activity_decider import (
     ActivityEvents,
     ActivitySpec,
     AttemptHolder,
+    HeartbeatDetails,
     current_holder,
     fenced_off_error,
 )
@@ -352,6 +353,18 @@ class ActivityOwnership:
             return  # the next owner of the activity's shard knows; the reconciler asks it
         await worker.unbind(key.id, bound.attempt, taken=False)
 
+    async def record_heartbeat(
+        self, key: ActivityKey, holder: AttemptHolder, details: HeartbeatDetails | None
+    ) -> Activity:
+        """Note that the holder of an attempt is at work on it."""
+
+        def decision(shard: Shard, activity: Activity) -> ActivityEvents:
+            return decide.record_heartbeat(activity, holder, details, shard.now_ms())
+
+        shard, worker, activity = await self._decide_for_holder(key, holder, decision)
+        await self._node.wait_durable(shard, *worker.shards_to_commit)
+        return activity
+
     # -- ending attempts
 
     async def complete(
@@ -366,11 +379,26 @@ class ActivityOwnership:
         )
 
     async def fail(
-        self, key: ActivityKey, holder: AttemptHolder, message: str, *, retryable: bool, after_ms: int | None
+        self,
+        key: ActivityKey,
+        holder: AttemptHolder,
+        message: str,
+        *,
+        retryable: bool,
+        after_ms: int | None,
+        quarantine: bool = False,
+        details: HeartbeatDetails | None = None,
     ) -> Activity:
         def decision(shard: Shard, activity: Activity) -> ActivityEvents:
             return decide.fail(
-                activity, holder, message, shard.now_ms(), retryable=retryable, after_ms=after_ms
+                activity,
+                holder,
+                message,
+                shard.now_ms(),
+                retryable=retryable,
+                after_ms=after_ms,
+                quarantine=quarantine,
+                details=details,
             )
 
         return await self._end_attempt(key, holder, decision)
@@ -414,6 +442,14 @@ class ActivityOwnership:
     async def _end_attempt(self, key: ActivityKey, holder: AttemptHolder, decision: Decision) -> Activity:
         """End an attempt for its holder. A token whose lease is over is refused, even before the reschedule of the
         attempt took effect."""
+        shard, worker, activity = await self._decide_for_holder(key, holder, decision)
+        await worker.end_attempt(shard, key.id, holder.attempt, taken=False)
+        return activity
+
+    async def _decide_for_holder(
+        self, key: ActivityKey, holder: AttemptHolder, decision: Decision
+    ) -> tuple[Shard, WorkerBindings, Activity]:
+        """Apply what the holder of an attempt wants, unless its lease is over. The caller waits until it is durable."""
         shard, known = await self._load_activity(key)
         events = decision(shard, known)
         worker = self._bindings_of(WorkerKey(key.namespace, holder.worker))
@@ -426,8 +462,7 @@ class ActivityOwnership:
                 raise fenced_off_error(key.id, holder, reason)
         activity = shard.change_activity(key, events)
         assert activity is not None
-        await worker.end_attempt(shard, key.id, holder.attempt, taken=False)
-        return activity
+        return shard, worker, activity
 
     def unbind_soon(self, key: ActivityKey, worker: str, attempt: int) -> None:
         """Take an attempt from a worker: in this turn if this node serves its shard, otherwise in the background."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         NotAuthenticated,
         NotConvertible,
         NotPermitted,
+        Quarantine,
         QuotaReached,
         RetryLater,
         ServerAway,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from liveness.sdk.metrics import MetricPoint, MetricSeries
     from liveness.sdk.registration import Registration
     from liveness.sdk.task import Stats, Task
+    from liveness.sdk.timeouts import Timeouts
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
     from liveness.sdk.worker import Worker
     from liveness.sdk.worker_info import (
@@ -110,6 +112,7 @@ __all__ = [
     "NotConvertible",
     "NotPermitted",
     "Payload",
+    "Quarantine",
     "QuotaReached",
     "Registration",
     "RetryLater",
@@ -118,6 +121,7 @@ __all__ = [
     "SessionReplaced",
     "Stats",
     "Task",
+    "Timeouts",
     "TokenFile",
     "VersionMismatch",
     "Worker",
@@ -142,6 +146,7 @@ _MODULES = (
     "liveness.sdk.metrics",
     "liveness.sdk.registration",
     "liveness.sdk.task",
+    "liveness.sdk.timeouts",
     "liveness.sdk.values",
     "liveness.sdk.worker",
     "liveness.sdk.worker_info",

@@ -43,6 +43,8 @@ const SENTENCES = {
   ReplicaLeft: (e, d) => `has no replica ${d.session_id} any more`,
   ActivityScheduled: (e, d) => `${activity(e, d)} was scheduled on ${d.task_queue}`,
   ActivityStarted: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was handed to ${d.worker}`,
+  ActivityHeartbeatRecorded: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, is at work`,
+  ActivityTimedOut: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, failed${d.due_ms ? '' : ' for good'}${because(d.message)}`,
   ActivityCompleted: (e, d) => `${activity(e, d)} was completed by ${d.worker}`,
   ActivityAttemptFailed: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, failed${because(d.message)}`,
   ActivityFailed: (e, d) => `${activity(e, d)} failed for good${because(d.message)}`,
@@ -51,7 +53,7 @@ const SENTENCES = {
   ActivityCancelRequested: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was taken from ${d.worker}`,
   ActivityReleased: (e, d) => `${activity(e, d)} is on its way to another engine`,
   ActivityMadeAvailable: (e, d) => `${activity(e, d)} ${d.fresh ? `was given a fresh start${by(d)}` : 'is available'} as attempt ${d.attempt}`,
-  ActivityQuarantined: (e, d) => `${activity(e, d)} was quarantined after ${counted(d.deaths, 'death')} in a row`,
+  ActivityQuarantined: (e, d) => `${activity(e, d)} was quarantined ${d.deaths ? `after ${counted(d.deaths, 'death')} in a row` : 'by its worker'}`,
   ActivityHandedOn: (e, d) => `${activity(e, d)} was taken by another engine`,
   ProgressReported: (e, d) => `unit ${d.unit}: ${progressed(d)} by ${d.worker}`,
   ProgressForgotten: (e, d) => `unit ${d.unit} was forgotten${by(d)}${because(d.reason)}`,
@@ -97,7 +99,7 @@ export function sentenceOf(event) {
   }
 }
 
-const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
+const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityTimedOut', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
 const GOOD = new Set(['WorkerRegistered', 'WorkerResurrected', 'ActivityCompleted']);
 const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ProgressForgotten', 'ShardTaken', 'ActivityCancelled']);
 
