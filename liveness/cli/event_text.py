@@ -491,7 +491,12 @@ def _progress_reported(event: Event, data: Data) -> EventText:
         [_count(data["successes"], "success", "successes")] if data["successes"] or not data["error"] else []
     )
     if data["error"]:
-        parts.append(f"the error {_truncate(data['error'])}")
+        more = (
+            f"{_count(data['errors'], 'error', 'errors')}, the last one"
+            if data.get("errors")
+            else "the error"
+        )
+        parts.append(f"{more} {_truncate(data['error'])}")
     return EventText(
         EventTone.PROBLEM if data["error"] else EventTone.MINOR,
         f"unit {data['unit']}",

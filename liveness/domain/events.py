@@ -493,8 +493,10 @@ class ProgressReported:
     worker: str
     successes: int
     error: str
-    """One more error, if not empty."""
+    """The last error; empty if there was none."""
     report_id: str
+    errors: int = 0
+    """How many, if there was more than one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,9 +76,10 @@ function component(data) {
   return `is ${data.status.toLowerCase()}${data.process_id ? ` as process ${data.process_id}` : ''}${by(data)}${because(facts)}`;
 }
 
-function progressed({ successes, error }) {
+function progressed({ successes, error, errors }) {
   const done = successes || !error ? counted(successes, 'success', 'successes') : '';
-  return [done, error && `the error ${error}`].filter(Boolean).join(' and ');
+  const failed = errors ? `${counted(errors, 'error', 'errors')}, the last one ${error}` : error && `the error ${error}`;
+  return [done, failed].filter(Boolean).join(' and ');
 }
 
 function ordered({ action, components, processes }) {
