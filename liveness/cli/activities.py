@@ -135,7 +135,7 @@ def _call_with_hint(
 @click.option("--task-queue", default="", metavar="NAME", help="Only activities of this task queue.")
 @click.option("--worker", default="", metavar="KEY", help="Only activities held by this worker.")
 @limit_option
-@client_command()
+@client_command(all_namespaces=True)
 def list_(
     client: Client, *, states: tuple[str, ...], task_queue: str, worker: str, limit: int, as_json: bool
 ) -> None:
@@ -160,15 +160,11 @@ def list_(
     if as_json:
         print_json_array(found)
         return
-    rows = [activity_row(activity) for activity in found]
-    if rows:
-        print_table(
-            ("workflow", "run", "activity", "state", "type", "task queue", "attempt", "failures", "worker",
-             "since", "last failure"),
-            rows,
-        )  # fmt: skip
-    else:
-        print_note(f"No such activity in namespace {client.namespace}.")
+    columns = (
+        "workflow", "run", "activity", "state", "type", "task queue", "attempt", "failures", "worker", "since",
+        "last failure",
+    )  # fmt: skip
+    client.print_items(columns, activity_row, found, "activity")
 
 
 @activities.command()
@@ -218,8 +214,8 @@ def history(client: Client, *, names: tuple[str, ...], kind: str, traces: bool, 
         print_note(f"No worker has held activity {activity_name(id)} yet.")
     for attempt in response.attempts if traces else ():
         if attempt.stack_trace:
-            print_note(f"\nAttempt {attempt.attempt}:\n{attempt.stack_trace}")
-    print_note("")
+            click.echo(f"\nAttempt {attempt.attempt}:\n{attempt.stack_trace.rstrip()}")
+    click.echo()
     print_table(("time", "event"), [_history_row(event) for event in response.events])
 
 
