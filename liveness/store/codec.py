@@ -35,8 +35,6 @@ from liveness.domain.worker import (
     Worker,
     WorkerState,
     WorkerStatus,
-    compact_profile,
-    full_profile,
     intern_ms,
 )
 from liveness.store.errors import CorruptRow, WrittenByNewerVersion
@@ -360,7 +358,7 @@ def encode_worker(worker: Worker) -> str:
             bindings=list(worker.bindings.values()),
             lost=list(worker.lost.values()),
             superseded=worker.superseded,
-            profile=full_profile(worker.profile),
+            profile=worker.profile,
             status=worker.status,
             last_error=worker.last_error,
             successes=worker.successes,
@@ -415,16 +413,31 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
         last_error, successes, errors, resync, inactive_reason, inactive_detail, standing, renewed_wall_ms,
         principal, heartbeats,
     ) = astuple(_worker_decoder.decode(payload))  # fmt: skip
-    return Worker._make(
-        (
-            number, _WORKER_STATES[state], session_id, sequence, epoch, intern_ms(granted_ms), renewed_ms, deadline_ms,
-            _bindings_by_id(bindings) if bindings else NO_BINDINGS, _bindings_by_id(lost) if lost else NO_BINDINGS, superseded,
-            compact_profile(profile), status, last_error, successes, errors, resync, inactive_reason, inactive_detail,
-            NO_STANDING if standing is None else _decode_standing(standing),
-            None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms), intern(principal),
-            heartbeats,
-        )
-    )  # fmt: skip
+    return Worker(
+        number=number,
+        state=_WORKER_STATES[state],
+        session_id=session_id,
+        sequence=sequence,
+        epoch=epoch,
+        granted_ms=intern_ms(granted_ms),
+        renewed_ms=renewed_ms,
+        deadline_ms=deadline_ms,
+        bindings=_bindings_by_id(bindings) if bindings else NO_BINDINGS,
+        lost=_bindings_by_id(lost) if lost else NO_BINDINGS,
+        superseded=superseded,
+        profile=profile,
+        status=status,
+        last_error=last_error,
+        successes=successes,
+        errors=errors,
+        resync=resync,
+        inactive_reason=inactive_reason,
+        inactive_detail=inactive_detail,
+        standing=NO_STANDING if standing is None else _decode_standing(standing),
+        wall_offset_ms=None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms),
+        principal=intern(principal),
+        heartbeats=heartbeats,
+    )
 
 
 def _bindings_by_id(activities: list[BoundActivity]) -> Mapping[ActivityId, BoundActivity]:

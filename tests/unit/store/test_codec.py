@@ -22,7 +22,6 @@ from liveness.domain.worker import (
     InactiveReason,
     Worker,
     WorkerState,
-    full_profile,
 )
 from liveness.store import codec
 from liveness.store.codec import LogEntry, RenewalBatch, RenewalState
@@ -106,9 +105,8 @@ def test_a_worker_round_trips_and_is_immutable(worker: Worker) -> None:
 
 
 def plain(worker: Worker) -> Worker:
-    """Replace read-only views by dictionaries and the compact profile by a full one."""
+    """Replace read-only views by dictionaries."""
     return worker._replace(
-        profile=full_profile(worker.profile),
         bindings=dict(worker.bindings),
         lost=dict(worker.lost),
         standing=worker.standing._replace(handed=dict(worker.standing.handed)),
