@@ -51,7 +51,7 @@ from liveness.domain.worker import (
     WorkerState,
     WorkerStatus,
     intern_ms,
-    share,
+    shared_state,
 )
 
 ACTIVE = WorkerState.ACTIVE
@@ -90,7 +90,7 @@ def apply_renewal(worker: Worker, event: LeaseRenewed, wall_offset_ms: int) -> W
         raise ImpossibleEvent(f"LeaseRenewed about a worker that is {shared.state.name}")
     new_sequence, at_ms, successes, errors = event
     if new_sequence > sequence + 1 > 1 and not shared.resync:
-        shared = share(shared._replace(resync=True))
+        shared = shared_state(*shared._replace(resync=True))
     return tuple.__new__(Worker, (
         number, new_sequence, at_ms, successes, errors, heartbeats + 1, wall_offset_ms, None, texts, shared,
     ))  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from liveness.domain.decider import COUNTER_MAX
 from liveness.domain.events import LeaseRenewed
-from liveness.domain.worker import Worker, WorkerState, share
+from liveness.domain.worker import Worker, WorkerState, shared_state
 
 # Looked up once: on Python 3.11, each access to an enum member costs as much as a dict lookup.
 ACTIVE = WorkerState.ACTIVE
@@ -31,7 +31,7 @@ def renew_if_plain(
     elif sequence <= last:
         return None
     elif sequence > last + 1 > 1 and not shared.resync:
-        shared = share(shared._replace(resync=True))
+        shared = shared_state(*shared._replace(resync=True))
     all_successes += successes
     all_errors += errors
     if sequence > COUNTER_MAX or all_successes > COUNTER_MAX or all_errors > COUNTER_MAX:

@@ -194,13 +194,29 @@ def _intern_plain(
     )  # fmt: skip
 
 
-def share(shared: SharedState) -> SharedState:
-    """Return the one copy of a state that many workers may have."""
-    (state, epoch, granted_ms, bindings, lost, superseded, profile, status, last_error, resync, reason, detail, standing,
-     principal) = shared  # fmt: skip
-    if bindings or lost or superseded or last_error or detail or standing is not NO_STANDING:
-        return shared
-    return _intern_plain(state, epoch, granted_ms, profile, status, resync, reason, principal)
+def shared_state(
+    state: WorkerState,
+    epoch: int,
+    granted_ms: int,
+    bindings: Mapping[ActivityId, BoundActivity],
+    lost: Mapping[ActivityId, BoundActivity],
+    superseded: tuple[str, ...],
+    profile: SharedProfile,
+    status: WorkerStatus,
+    last_error: str,
+    resync: bool,  # noqa: FBT001  # positions are those of the fields
+    inactive_reason: InactiveReason | None,
+    inactive_detail: str,
+    standing: Standing,
+    principal: str,
+) -> SharedState:
+    """Return the state; one copy of it if it is likely that many workers have the same."""
+    if bindings or lost or superseded or last_error or inactive_detail or standing is not NO_STANDING:
+        return SharedState(
+            state, epoch, granted_ms, bindings, lost, superseded, profile, status, last_error, resync, inactive_reason,
+            inactive_detail, standing, principal,
+        )  # fmt: skip
+    return _intern_plain(state, epoch, granted_ms, profile, status, resync, inactive_reason, principal)
 
 
 class _Parts(NamedTuple):
@@ -227,7 +243,8 @@ class _Parts(NamedTuple):
     shared: SharedState
 
 
-def _pack_texts(session_id: str, profile: Profile) -> tuple[str, SharedProfile]:
+def pack_texts(session_id: str, profile: Profile | tuple[Any, ...]) -> tuple[str, SharedProfile]:
+    """`profile`: or its fields in order."""
     (identity, task_queue, build_id, sdk_name, sdk_version, host_name, process_id, start_time_ns, labels, capabilities,
      current_job) = profile  # fmt: skip
     start = "" if start_time_ns is None else start_time_ns
@@ -272,14 +289,14 @@ class Worker(_Parts):
         principal: str = "",
         heartbeats: int = 0,
     ) -> Self:
-        texts, shared_profile = _pack_texts(session_id, profile)
-        shared = SharedState(
+        texts, shared_profile = pack_texts(session_id, profile)
+        shared = shared_state(
             state, epoch, granted_ms, bindings, lost, superseded, shared_profile, status, last_error, resync, inactive_reason,
             inactive_detail, standing, principal,
         )  # fmt: skip
         end_ms = None if state is WorkerState.ACTIVE else deadline_ms
         return tuple.__new__(cls, (
-            number, sequence, renewed_ms, successes, errors, heartbeats, wall_offset_ms, end_ms, texts, share(shared),
+            number, sequence, renewed_ms, successes, errors, heartbeats, wall_offset_ms, end_ms, texts, shared,
         ))  # fmt: skip
 
     def _replace(self, **changes: Any) -> Self:
@@ -287,13 +304,13 @@ class Worker(_Parts):
         if changes.keys() & _TEXT_FIELDS:
             session_id = changes.pop("session_id", None)
             profile = changes.pop("profile", None)
-            changes["texts"], shared_profile = _pack_texts(
+            changes["texts"], shared_profile = pack_texts(
                 self.session_id if session_id is None else session_id,
                 self.profile if profile is None else profile,
             )
             changes["profile"] = shared_profile
         if shared_changes := {name: changes.pop(name) for name in changes.keys() & _SHARED_FIELDS}:
-            changes["shared"] = share(self.shared._replace(**shared_changes))
+            changes["shared"] = shared_state(*self.shared._replace(**shared_changes))
         if "deadline_ms" in changes:
             changes["end_ms"] = changes.pop("deadline_ms")
         after = super()._replace(**changes)

@@ -79,8 +79,11 @@ class LeaseDeadlines:
 
         A renewal does not touch the timer, so the timer must never be later than the end of the lease after a renewal.
         While the take-over grace delays the end, a renewal may bring it forward, to one lease from the renewal."""
+        deadline_ms = worker.deadline_ms
+        if deadline_ms >= self._grace_until_ms and worker.standing is NO_STANDING:
+            return deadline_ms  # the same as below, for nearly all workers of a shard that is taken
         end_ms = self.lease_end_ms(key, worker)
-        return end_ms if end_ms <= worker.deadline_ms else min(end_ms, now_ms + worker.granted_ms)
+        return end_ms if end_ms <= deadline_ms else min(end_ms, now_ms + worker.granted_ms)
 
     def _terms(self, key: WorkerKey, worker: Worker, grace_until_ms: int) -> list[tuple[InactiveReason, int]]:
         """Return what may end the lease, and when, in the order in which reasons take precedence."""
@@ -96,10 +99,11 @@ class LeaseDeadlines:
         return terms
 
     def _silence_ends_ms(self, worker: Worker, grace_until_ms: int) -> int:
-        if worker.deadline_ms >= grace_until_ms or not self._is_inherited(worker):
-            return worker.deadline_ms
+        deadline_ms = worker.deadline_ms
+        if deadline_ms >= grace_until_ms or not self._is_inherited(worker):
+            return deadline_ms
         takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self.takeovers)
-        return worker.deadline_ms if takeovers_in_silence > TAKEOVER_GRACES_MAX else grace_until_ms
+        return deadline_ms if takeovers_in_silence > TAKEOVER_GRACES_MAX else grace_until_ms
 
     def _is_inherited(self, worker: Worker) -> bool:
         """Return whether an earlier owner granted the lease. Its last commit may fall into the very millisecond of the

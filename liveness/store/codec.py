@@ -36,6 +36,8 @@ from liveness.domain.worker import (
     WorkerState,
     WorkerStatus,
     intern_ms,
+    pack_texts,
+    shared_state,
 )
 from liveness.store.errors import CorruptRow, WrittenByNewerVersion
 from liveness.store.schema import RENEWALS_KIND
@@ -254,12 +256,19 @@ class RenewalState(NamedTuple):
     """Stored for several states together, see `encode_renewal_states`; earlier versions stored none."""
 
 
+def renewal_state_of(worker: Worker) -> RenewalState:
+    number, sequence, renewed_ms, successes, errors, heartbeats, wall_offset_ms, _, _, shared = worker
+    return RenewalState(
+        number, sequence, renewed_ms, successes, errors, shared.resync, wall_offset_ms, heartbeats
+    )
+
+
 _STORED_STATE_FIELDS = RenewalState._fields.index("wall_offset_ms")
 _NO_WORKER = 0
 _HEARTBEATS = -1
 """In place of a worker's number: the state has the heartbeats of the `_COUNTS_PER_STATE` states before it."""
 _COUNTS_PER_STATE = 4
-_renewal_states_decoder = msgspec.json.Decoder(list[RenewalState])
+_renewal_states_decoder = msgspec.json.Decoder(list[tuple[int, int, int, int, int, bool]])
 
 
 def encode_renewal_states(renewal_states: Iterable[RenewalState]) -> str:
@@ -290,18 +299,21 @@ def _offset_order(state: RenewalState) -> tuple[bool, int]:
 
 def decode_renewal_states(payload: str) -> list[RenewalState]:
     states: list[RenewalState] = []
-    offset_ms, counted_before = None, 0
-    for state in _renewal_states_decoder.decode(payload):
-        if state.number == _NO_WORKER:
-            offset_ms = intern_ms(state.sequence)
-        elif state.number == _HEARTBEATS:
-            counted = len(states)
-            counts = state.sequence, state.renewed_ms, state.successes, state.errors
-            for index, heartbeats in zip(range(counted_before, counted), counts, strict=False):
-                states[index] = states[index]._replace(heartbeats=heartbeats)
-            counted_before = counted
+    uncounted: list[tuple[int, int, int, int, int, bool, int | None]] = []
+    offset_ms = None
+    for number, sequence, renewed_ms, successes, errors, resync in _renewal_states_decoder.decode(payload):
+        if number == _NO_WORKER:
+            offset_ms = intern_ms(sequence)
+        elif number == _HEARTBEATS:
+            counts = sequence, renewed_ms, successes, errors
+            states += [
+                RenewalState(*fields, heartbeats)
+                for fields, heartbeats in zip(uncounted, counts, strict=False)
+            ]
+            uncounted = []
         else:
-            states.append(state if offset_ms is None else state._replace(wall_offset_ms=offset_ms))
+            uncounted.append((number, sequence, renewed_ms, successes, errors, resync, offset_ms))
+    states += [RenewalState(*fields) for fields in uncounted]
     return states
 
 
@@ -318,6 +330,22 @@ class _StoredStanding(msgspec.Struct, omit_defaults=True):
     last_error_wall_ms: int = 0
 
 
+class _StoredProfile(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A `Profile` as it is read: a NamedTuple takes longer to make."""
+
+    worker_identity: str = ""
+    task_queue: str = ""
+    build_id: str = ""
+    sdk_name: str = ""
+    sdk_version: str = ""
+    host_name: str = ""
+    process_id: str = ""
+    start_time_ns: int | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    capabilities: tuple[str, ...] = ()
+    current_job: str = ""
+
+
 class _StoredWorker(msgspec.Struct, omit_defaults=True):
     session_id: str
     sequence: int
@@ -328,7 +356,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
     bindings: list[BoundActivity] = []
     lost: list[BoundActivity] = []
     superseded: tuple[str, ...] = ()
-    profile: Profile = Profile()
+    profile: _StoredProfile = _StoredProfile()
     status: WorkerStatus = WorkerStatus.UNSPECIFIED
     last_error: str = ""
     successes: int = 0
@@ -344,6 +372,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
 
 _worker_decoder = msgspec.json.Decoder(_StoredWorker)
 _WORKER_STATES = {int(state): state for state in WorkerState}
+ACTIVE = WorkerState.ACTIVE
 
 
 def encode_worker(worker: Worker) -> str:
@@ -358,7 +387,7 @@ def encode_worker(worker: Worker) -> str:
             bindings=list(worker.bindings.values()),
             lost=list(worker.lost.values()),
             superseded=worker.superseded,
-            profile=worker.profile,
+            profile=_StoredProfile(*worker.profile),
             status=worker.status,
             last_error=worker.last_error,
             successes=worker.successes,
@@ -406,38 +435,32 @@ def _decode_standing(stored: _StoredStanding) -> Standing:
     )
 
 
-def decode_worker(number: int, state: int, payload: str) -> Worker:
+def decode_worker(
+    number: int, state: int, payload: str, checkpointed: RenewalState | None = None
+) -> Worker:
+    """`checkpointed`: the renewals up to the checkpoint, if the row is older."""
     # A start may decode a million workers: by position, which takes half the time.
     (
         session_id, sequence, epoch, granted_ms, renewed_ms, deadline_ms, bindings, lost, superseded, profile, status,
         last_error, successes, errors, resync, inactive_reason, inactive_detail, standing, renewed_wall_ms,
         principal, heartbeats,
     ) = astuple(_worker_decoder.decode(payload))  # fmt: skip
-    return Worker(
-        number=number,
-        state=_WORKER_STATES[state],
-        session_id=session_id,
-        sequence=sequence,
-        epoch=epoch,
-        granted_ms=intern_ms(granted_ms),
-        renewed_ms=renewed_ms,
-        deadline_ms=deadline_ms,
-        bindings=_bindings_by_id(bindings) if bindings else NO_BINDINGS,
-        lost=_bindings_by_id(lost) if lost else NO_BINDINGS,
-        superseded=superseded,
-        profile=profile,
-        status=status,
-        last_error=last_error,
-        successes=successes,
-        errors=errors,
-        resync=resync,
-        inactive_reason=inactive_reason,
-        inactive_detail=inactive_detail,
-        standing=NO_STANDING if standing is None else _decode_standing(standing),
-        wall_offset_ms=None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms),
-        principal=intern(principal),
-        heartbeats=heartbeats,
-    )
+    wall_offset_ms = None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms)
+    if checkpointed is not None:
+        counted = heartbeats
+        _, sequence, renewed_ms, successes, errors, resync, wall_offset_ms, heartbeats = checkpointed
+        # A checkpoint of a version that did not count heartbeats has none.
+        heartbeats = max(counted, heartbeats)
+    texts, shared_profile = pack_texts(session_id, astuple(profile))
+    shared = shared_state(
+        _WORKER_STATES[state], epoch, intern_ms(granted_ms), _bindings_by_id(bindings) if bindings else NO_BINDINGS,
+        _bindings_by_id(lost) if lost else NO_BINDINGS, superseded, shared_profile, status, last_error, resync, inactive_reason,
+        inactive_detail, NO_STANDING if standing is None else _decode_standing(standing), intern(principal),
+    )  # fmt: skip
+    end_ms = None if shared.state is ACTIVE else deadline_ms
+    return Worker._make((
+        number, sequence, renewed_ms, successes, errors, heartbeats, wall_offset_ms, end_ms, texts, shared,
+    ))  # fmt: skip
 
 
 def _bindings_by_id(activities: list[BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
