@@ -78,7 +78,9 @@ def heartbeat(
     if session_id and session_id != worker.session_id:
         _check_not_superseded(key, worker, beat)
         if worker.state is ACTIVE and beat.only_if_free:
-            raise WorkerKeyHeld(worker=key.instance_key, host=worker.shared.profile.host_name or "an unnamed host")
+            raise WorkerKeyHeld(
+                worker=key.instance_key, host=worker.shared.profile.host_name or "an unnamed host"
+            )
         if worker.state is ACTIVE:
             return (_activate(SessionReplaced, key, worker, beat, at_ms),)
         return (_activate(WorkerResurrected, key, worker, beat, at_ms),)

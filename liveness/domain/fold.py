@@ -97,9 +97,7 @@ def apply_renewal(worker: Worker, event: LeaseRenewed, wall_offset_ms: int) -> W
 
 
 def _described(worker: Worker, event: WorkerDescribed, wall_ms: int) -> Worker:
-    described = worker._replace(
-        profile=event.profile, status=event.status, last_error=event.last_error
-    )
+    described = worker._replace(profile=event.profile, status=event.status, last_error=event.last_error)
     error_ms = wall_ms if event.error_reported else worker.standing.last_error_wall_ms
     return _replace_standing(described, loop_lag_ms=event.loop_lag_ms, last_error_wall_ms=error_ms)
 

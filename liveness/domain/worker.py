@@ -184,7 +184,7 @@ def _intern_plain(
     granted_ms: int,
     profile: SharedProfile,
     status: WorkerStatus,
-    resync: bool,  # noqa: FBT001  # a cache compares positions
+    resync: bool,  # a cache compares positions
     inactive_reason: InactiveReason | None,
     principal: str,
 ) -> SharedState:
@@ -204,7 +204,7 @@ def shared_state(
     profile: SharedProfile,
     status: WorkerStatus,
     last_error: str,
-    resync: bool,  # noqa: FBT001  # positions are those of the fields
+    resync: bool,  # positions are those of the fields
     inactive_reason: InactiveReason | None,
     inactive_detail: str,
     standing: Standing,
@@ -248,9 +248,7 @@ def pack_texts(session_id: str, profile: Profile | tuple[Any, ...]) -> tuple[str
     (identity, task_queue, build_id, sdk_name, sdk_version, host_name, process_id, start_time_ns, labels, capabilities,
      current_job) = profile  # fmt: skip
     start = "" if start_time_ns is None else start_time_ns
-    texts = (
-        f"{len(session_id)},{len(identity)},{len(process_id)},{start}:{session_id}{identity}{process_id}{current_job}"
-    )
+    texts = f"{len(session_id)},{len(identity)},{len(process_id)},{start}:{session_id}{identity}{process_id}{current_job}"
     return texts, _intern_profile(
         task_queue, build_id, sdk_name, sdk_version, host_name, labels, capabilities
     )

@@ -38,7 +38,9 @@ class RecoveredWorkers:
         wall_offset_ms = intern_ms(entry.wall_ms - entry.observed_ms)
         for number, renewal in zip(*renewals, strict=True):
             key = keys.get(number)
-            if key is not None and seq > row_seqs.get(key, 0):  # else forgotten since, or contained in its row
+            if key is not None and seq > row_seqs.get(
+                key, 0
+            ):  # else forgotten since, or contained in its row
                 workers[key] = apply_renewal(workers[key], renewal, wall_offset_ms)
 
     def _evolve(self, entry: LogEntry, key: WorkerKey, event: WorkerEvent) -> None:

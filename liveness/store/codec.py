@@ -30,7 +30,6 @@ from liveness.domain.worker import (
     NO_STANDING,
     BoundActivity,
     InactiveReason,
-    Profile,
     Standing,
     Worker,
     WorkerState,
@@ -435,9 +434,7 @@ def _decode_standing(stored: _StoredStanding) -> Standing:
     )
 
 
-def decode_worker(
-    number: int, state: int, payload: str, checkpointed: RenewalState | None = None
-) -> Worker:
+def decode_worker(number: int, state: int, payload: str, checkpointed: RenewalState | None = None) -> Worker:
     """`checkpointed`: the renewals up to the checkpoint, if the row is older."""
     # A start may decode a million workers: by position, which takes half the time.
     (

@@ -179,9 +179,9 @@ async def test_a_thousand_rows_go_in_one_commit(store: SqlStore) -> None:
     snapshot = await snapshot_of(store)
     logged = await store.read_log(0, 1, owner.head, 2_000)
     assert [entry.event for entry in logged] == [described(name) for name in names]
-    assert {
-        key.instance_key: worker.profile.host_name for key, worker in snapshot.workers.items()
-    } == dict(zip(names, names, strict=True))
+    assert {key.instance_key: worker.profile.host_name for key, worker in snapshot.workers.items()} == dict(
+        zip(names, names, strict=True)
+    )
     assert [task.task.activity.activity_id for task in await store.due_tasks(0, 0, 2_000)] == names
 
 

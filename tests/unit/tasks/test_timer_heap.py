@@ -12,7 +12,12 @@ from liveness.tasks.timer_heap import TimerHeap
 
 keys = st.sampled_from([WorkerKey("n", f"w{number}") for number in range(6)])
 times = st.integers(0, 3 * timer_heap.PERIOD_MS) | st.sampled_from(
-    [turn * timer_heap.PERIOD_MS + beside for turn in range(4) for beside in (-1, 0, 1) if turn or beside >= 0]
+    [
+        turn * timer_heap.PERIOD_MS + beside
+        for turn in range(4)
+        for beside in (-1, 0, 1)
+        if turn or beside >= 0
+    ]
 )
 
 
