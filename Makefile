@@ -18,6 +18,7 @@ BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 GENERATORS := grpcio-tools mypy-protobuf googleapis-common-protos
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
+PGAI := $(VENV)/pgai
 
 # Folders with Python in them; bench and tests may be absent from a source archive. `tasks` is also there as liveness/tasks, a link:
 # mypy follows it, ruff does not.
@@ -27,7 +28,7 @@ PROTOS := $(shell find proto -name '*.proto')
 DESCRIPTORS := build/liveness.binpb
 RELEASED := proto/released.binpb
 
-.PHONY: help run demo test unit check fmt proto proto-release bench crash mutants sim clean
+.PHONY: help run demo test unit check fmt proto proto-release blocking-client bench crash mutants sim clean
 .PHONY: check-style check-types check-proto check-generated
 
 help: ## list these targets
@@ -61,9 +62,10 @@ check-proto: $(VENV)/.ready-dev $(DESCRIPTORS)
 	@$(BIN)/buf lint $(DESCRIPTORS)
 	@$(BIN)/buf breaking $(DESCRIPTORS) --against $(RELEASED)
 
-check-generated: $(PROTO_VENV)/.ready
+check-generated: $(PROTO_VENV)/.ready $(VENV)/.ready-dev
 	@echo "Generated code is current"
 	@$(PROTO_VENV)/bin/python scripts/generate_proto.py check
+	@$(BIN)/python scripts/generate_blocking_client.py check
 
 fmt: $(VENV)/.ready-dev ## format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix $(SOURCES)
@@ -71,6 +73,9 @@ fmt: $(VENV)/.ready-dev ## format the code and fix what can be fixed
 
 proto: $(PROTO_VENV)/.ready ## generate liveness/v1 from proto/
 	@$(PROTO_VENV)/bin/python scripts/generate_proto.py generate
+
+blocking-client: $(VENV)/.ready-dev ## generate the SDK's blocking client from its client
+	@$(BIN)/python scripts/generate_blocking_client.py generate
 
 # `make check` compares proto/ with the baseline in proto/released.binpb, the contract that clients in
 # the field were built from. Refresh and commit it with each release, and never to silence a finding.
@@ -127,6 +132,7 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt
 	$(call begin_environment,$(VENV),development)
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt setuptools
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(install_pgai)
 	@touch $(VENV)/.ready-run
 	$(call end_environment,$(VENV))
 
@@ -134,8 +140,14 @@ $(VENV)/.ready-bench: pyproject.toml constraints.txt
 	$(call begin_environment,$(VENV),benchmarks)
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt setuptools
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[bench]'
+	$(install_pgai)
 	@touch $(VENV)/.ready-run $(VENV)/.ready-dev
 	$(call end_environment,$(VENV))
+
+# Tests run one class of pgai, which needs none of what pgai asks for. It lies apart, so that nobody imports it by mistake.
+define install_pgai
+@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-deps --upgrade --target $(PGAI) pgai
+endef
 
 # Apart from .venv, because the generator needs an older protobuf than the one we run with.
 $(PROTO_VENV)/.ready: constraints-proto.txt

@@ -69,6 +69,7 @@ from liveness.server.listener_options import peer_options, server_options
 from liveness.server.liveness_service import LivenessService
 from liveness.server.metrics_writer import TRANSACTION_INTERVAL_MS, MetricsWriter
 from liveness.server.oversight import Oversight
+from liveness.server.own_metrics import OwnMetrics
 from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.progress_service import ProgressService
@@ -101,7 +102,7 @@ from liveness.telemetry.logs import TransitionLog
 from liveness.telemetry.metric_types import Metric
 from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.prometheus import PrometheusExporter
-from liveness.telemetry.telemetry import ClusterStatus, Telemetry
+from liveness.telemetry.telemetry import ClusterStatus, NamespaceNumbers, Telemetry
 from liveness.v1 import (
     activity_pb2,
     admin_pb2,
@@ -576,6 +577,27 @@ class Server:
             asks_callers=settings.auth == "on",
         )
 
+    def report_own_metrics(
+        self,
+        namespace: str,
+        component: str,
+        interval_ms: int,
+        read: Callable[[NamespaceNumbers], Iterable[component_metrics_service_pb2.MetricSample]],
+    ) -> None:
+        """Report numbers of a namespace on this node, as metrics of the component `component`, until the server stops."""
+        metrics = OwnMetrics(
+            self._clock,
+            self.own_calls,
+            namespace,
+            component,
+            interval_ms,
+            lambda: read(self.telemetry.numbers_of(namespace)),
+            serve=self.component_metrics.report_metrics,
+            admit=self.node.policies.admit,
+        )
+        metrics.start()
+        self._running.push_async_callback(metrics.stop)
+
     def _register_services(self) -> None:
         node = self.node
         workers = LivenessService(
@@ -584,11 +606,12 @@ class Server:
         self.registry = RegistryService(
             node, self.telemetry, workers.rate_limits, self.quotas, self.all_nodes, self.own_calls
         )
+        self.component_metrics = ComponentMetricsService(node, self.store, self.metrics_writer)
         services = (
             workers,
             ActivityService(node, self.ownership, self.matching, self.telemetry),
             ComponentService(node, workers, self.supervisor_mail),
-            ComponentMetricsService(node, self.store, self.metrics_writer),
+            self.component_metrics,
             self.registry,
             ProgressService(node, self.telemetry, self.quotas, self.all_nodes),
             AdminService(

@@ -16,10 +16,16 @@ from liveness.config.settings import Settings, load_client_settings
 from liveness.http.listen_address import loopback_address
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from liveness.app import Server
+    from liveness.clock import Clock
     from liveness.doors.noetl.settings import NoetlSettings
     from liveness.doors.pgai.follower import PgaiFollower
     from liveness.doors.pgai.settings import FollowerSettings
     from liveness.http.server import Door
+    from liveness.telemetry.telemetry import NamespaceNumbers
+    from liveness.v1.component_metrics_service_pb2 import MetricSample
     from liveness.v1.registry_service_pb2 import RegisterRequest
 
 logger = structlog.get_logger("liveness.door")
@@ -43,12 +49,12 @@ def noetl_settings(settings: Settings) -> NoetlSettings | None:
         raise DoorUnusable(str(error)) from error
 
 
-def http_doors(noetl: NoetlSettings | None) -> list[Door]:
+def http_doors(noetl: NoetlSettings | None, clock: Clock) -> list[Door]:
     if noetl is None:
         return []
     from liveness.doors.noetl.paths import noetl_door
 
-    return [noetl_door(noetl)]
+    return [noetl_door(noetl, clock)]
 
 
 def own_entries(noetl: NoetlSettings | None, url: str) -> list[RegisterRequest]:
@@ -58,6 +64,25 @@ def own_entries(noetl: NoetlSettings | None, url: str) -> list[RegisterRequest]:
     from liveness.doors.noetl.bodies import own_registration
 
     return [own_registration(noetl, url, socket.gethostname(), os.getpid())]
+
+
+def report_own_metrics(noetl: NoetlSettings | None, server: Server) -> None:
+    """Let the server report about itself what the doors' clients expect."""
+    if noetl is None or not noetl.metrics_interval_ms:
+        return
+    from liveness.doors.noetl.bodies import POOL, SERVER, key_of
+    from liveness.doors.noetl.server_metrics import server_samples
+
+    def samples(numbers: NamespaceNumbers) -> Iterator[MetricSample]:
+        return server_samples(
+            active_pools=numbers.live_entries.get(POOL, 0),
+            waiting_activities=numbers.available_activities,
+            heartbeats=numbers.heartbeats,
+            refused_heartbeats=numbers.refused_heartbeats,
+        )
+
+    component = key_of(SERVER, noetl.server_name)
+    server.report_own_metrics(noetl.namespace, component, noetl.metrics_interval_ms, samples)
 
 
 def own_follower_settings(settings: Settings) -> tuple[FollowerSettings, ...]:

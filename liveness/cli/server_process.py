@@ -27,6 +27,7 @@ from liveness.cli.door_process import (
     noetl_settings,
     own_entries,
     own_follower_settings,
+    report_own_metrics,
     start_own_followers,
 )
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
@@ -88,7 +89,7 @@ async def serve(
                 hosts=settings.http_hosts,
                 metrics=server.metrics,
                 asks_callers=settings.auth == "on",
-                doors=http_doors(noetl),
+                doors=http_doors(noetl, clock or SystemClock()),
             )
         except HttpListenFailed:
             await server.stop()
@@ -107,6 +108,7 @@ async def serve(
     )
     if registration is not None:
         registration.start()
+        report_own_metrics(noetl, server)
     if registration is not None and bridge is not None and bridge_settings is not None:
         own = replace(bridge_settings, liveness=(loopback_address(server.address),))
         bridge_registration = BridgeRegistration(own, bridge.address)

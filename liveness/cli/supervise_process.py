@@ -188,8 +188,9 @@ class _Signals:
         else:
             logger.info("read %s again", path)
         finally:
-            count = sum(len(group.components) for group in self._supervisor.groups.values())
-            self._systemd.send(ready=1, status=f"supervising {count} processes")
+            if not self._supervisor.stop_requested.is_set():
+                count = sum(len(group.components) for group in self._supervisor.groups.values())
+                self._systemd.send(ready=1, status=f"supervising {count} processes")
 
 
 # -- logs

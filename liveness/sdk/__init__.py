@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from liveness.client_credentials import TLS, TokenFile
+    from liveness.sdk.activity_info import ActivityInfo
     from liveness.sdk.binding import Binding
-    from liveness.sdk.client import ActivityInfo, BlockingClient, Client, Scheduled
+    from liveness.sdk.blocking_client import BlockingActivityHandle, BlockingClient
+    from liveness.sdk.client import ActivityHandle, Client
     from liveness.sdk.converter import Converter, DefaultConverter, Payload
     from liveness.sdk.errors import (
         AccessRefused,
         ActivityDiffers,
+        ActivityFailed,
         ActivityFinished,
         ActivityHeld,
         ActivityLost,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
         WorkerEnded,
         WorkerGone,
         WorkerStopped,
+        WorkerUnknown,
     )
     from liveness.sdk.held_attempt import LostSignal
     from liveness.sdk.metrics import MetricPoint, MetricSeries
@@ -53,12 +57,23 @@ if TYPE_CHECKING:
     from liveness.sdk.task import Stats, Task
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
     from liveness.sdk.worker import Worker
+    from liveness.sdk.worker_info import (
+        Death,
+        InactiveReason,
+        LivenessEvent,
+        MovedActivity,
+        WorkerInfo,
+        WorkerState,
+        WorkerStatus,
+    )
 
 __all__ = [
     "TLS",
     "AccessRefused",
     "ActivityDiffers",
+    "ActivityFailed",
     "ActivityFinished",
+    "ActivityHandle",
     "ActivityHeld",
     "ActivityInfo",
     "ActivityLost",
@@ -69,21 +84,26 @@ __all__ = [
     "AlreadyBound",
     "Binding",
     "BindingRefused",
+    "BlockingActivityHandle",
     "BlockingClient",
     "CallFailed",
     "CannotStart",
     "Client",
     "Converter",
+    "Death",
     "DefaultConverter",
     "FencingToken",
     "GiveUp",
+    "InactiveReason",
     "InvalidArgument",
     "InvalidCredentials",
     "LeaseLost",
+    "LivenessEvent",
     "LivenessSdkError",
     "LostSignal",
     "MetricPoint",
     "MetricSeries",
+    "MovedActivity",
     "NamespaceUnknown",
     "NoNewWork",
     "NotAuthenticated",
@@ -94,7 +114,6 @@ __all__ = [
     "Registration",
     "RetryLater",
     "RetryPolicy",
-    "Scheduled",
     "ServerAway",
     "SessionReplaced",
     "Stats",
@@ -104,12 +123,18 @@ __all__ = [
     "Worker",
     "WorkerEnded",
     "WorkerGone",
+    "WorkerInfo",
+    "WorkerState",
+    "WorkerStatus",
     "WorkerStopped",
+    "WorkerUnknown",
 ]
 
 _MODULES = (
     "liveness.client_credentials",
+    "liveness.sdk.activity_info",
     "liveness.sdk.binding",
+    "liveness.sdk.blocking_client",
     "liveness.sdk.client",
     "liveness.sdk.converter",
     "liveness.sdk.errors",
@@ -119,6 +144,7 @@ _MODULES = (
     "liveness.sdk.task",
     "liveness.sdk.values",
     "liveness.sdk.worker",
+    "liveness.sdk.worker_info",
 )
 
 

@@ -1,7 +1,8 @@
-"""Parse the server addresses that a program passes in: one, or several nodes of one cluster."""
+"""Where a program finds its server: the addresses of one or several nodes of one cluster, and the namespace."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -11,11 +12,37 @@ from liveness.sdk.errors import InvalidArgument
 Addresses: TypeAlias = str | Sequence[str]
 """`"a:7400"`, `"a:7400,b:7400"` or `["a:7400", "b:7400"]`."""
 
+ADDRESS_VARIABLE = "LIVENESS_ADDRESS"
+NAMESPACE_VARIABLE = "LIVENESS_NAMESPACE"
+DEFAULT_ADDRESS = "127.0.0.1:7400"
+DEFAULT_NAMESPACE = "default"
+"""Those of the commands, too."""
+
 _PORT_MAX = 65_535
 _HOST_PORT = re.compile(r"(?:\[[^\s,\[\]]+\]|[^\s,:/\[\]]+):([0-9]{1,5})")
 _GRPC_TARGET = re.compile(r"(?:dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):\S+")
 """Other target formats that gRPC accepts."""
 _FORMAT_HINT = 'must be HOST:PORT, like "a:7400", or several, like "a:7400,b:7400" or ["a:7400", "b:7400"]'
+
+
+def find_addresses(addresses: Addresses | None) -> tuple[str, ...]:
+    """The addresses that a program passes in; None: those of LIVENESS_ADDRESS, or the address on which a server listens by default."""
+    if addresses is not None:
+        return parse_addresses(addresses)
+    try:
+        return parse_addresses(os.environ.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS))
+    except InvalidArgument as error:
+        raise InvalidArgument(detail=f"{ADDRESS_VARIABLE} cannot be used: {error.detail}") from None
+
+
+def find_namespace(namespace: str | None) -> str:
+    """The namespace that a program passes in; None: that of LIVENESS_NAMESPACE, or `default`."""
+    if namespace is not None:
+        return namespace
+    found = os.environ.get(NAMESPACE_VARIABLE, DEFAULT_NAMESPACE)
+    if not found:
+        raise InvalidArgument(detail=f"{NAMESPACE_VARIABLE} is empty; set it to a namespace, or unset it.")
+    return found
 
 
 def parse_addresses(addresses: Addresses) -> tuple[str, ...]:

@@ -1,30 +1,35 @@
-"""The client for programs that schedule activities and follow their outcome.
+"""The client for programs that schedule activities and follow their outcome, and that ask for workers and give them orders.
 
-client = Client("localhost:7400")
-job = await client.schedule("resize", id="photo-17", input={"width": 200}, task_queue="resize")
-done = await client.wait(job.ref)       # or: client.wait("photo-17", type="resize")
+    client = Client("localhost:7400")
+    job = await client.schedule("resize", id="photo-17", input={"width": 200}, task_queue="resize")
+    print(await job.result())
+    for worker in await client.workers(states=[WorkerState.INACTIVE]):
+        print(worker.key, worker.inactive_detail)
 
-`Client(...).blocking` has the same methods for programs without an event loop.
+`Client(...).blocking` has the same methods for programs without an event loop. `blocking_client.py` is generated from this file by
+`make blocking-client`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import builtins
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import datetime, timedelta
+from math import inf
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.client_credentials import TLS, Token
-from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
-from liveness.sdk.connection import Connection, UnaryMethod, credentials_for
-from liveness.sdk.converter import DEFAULT_CONVERTER, Converter, Payload, decode, encode, parse_json
-from liveness.sdk.failover import ServerEndpoint
+from liveness.sdk.activity_info import ActivityInfo
+from liveness.sdk.addresses import Addresses, find_addresses, find_namespace, format_addresses
+from liveness.sdk.blocking_client import BlockingClient
+from liveness.sdk.connection import Connection, SelectMethod, credentials_for
+from liveness.sdk.converter import DEFAULT_CONVERTER, Converter, encode
+from liveness.sdk.errors import ActivityFailed, InvalidArgument, LivenessSdkError
+from liveness.sdk.event_feed import EventFeed
 from liveness.sdk.metrics import (
     MetricSeries,
     metrics_error,
@@ -32,9 +37,8 @@ from liveness.sdk.metrics import (
     report_request,
     series_from_proto,
 )
-from liveness.sdk.rpc_failures import RpcFailed, activity_error
+from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, activity_error, client_error
 from liveness.sdk.values import (
-    RESTING_STATES,
     ActivityOrId,
     ActivityRef,
     ActivityState,
@@ -42,10 +46,13 @@ from liveness.sdk.values import (
     id_to_proto,
     retry_policy_to_proto,
     state_from_proto,
+    time_to_proto,
     to_activity_ref,
     to_duration,
 )
-from liveness.v1 import activity_pb2, component_metrics_service_pb2
+from liveness.sdk.waiting import result_of
+from liveness.sdk.worker_info import Death, LivenessEvent, WorkerInfo, WorkerState, worker_filter
+from liveness.v1 import activity_pb2, admin_pb2, component_metrics_service_pb2, service_pb2
 
 PAGE_MAX = 1_000
 WAIT_BACKOFF_MS = (20, 1_000)
@@ -53,102 +60,80 @@ WAIT_BACKOFF_MS = (20, 1_000)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityInfo:
-    """An activity as the server sees it."""
+class ActivityHandle:
+    """An activity that this program scheduled, or wants to follow."""
 
-    ref: ActivityRef
-    """With the number of the current or next attempt."""
-    state: ActivityState
-    type: str
-    failures: int
-    """Attempts that failed or ended because their worker died."""
-    worker_deaths: int
-    """Consecutive attempts whose worker died; the count is reset by an attempt that ends otherwise."""
-    worker: str
-    """While STARTED: the instance key of the worker that holds it."""
-    since: datetime
-    due: datetime | None
-    """While WAITING: the time at which it becomes available."""
-    last_failure: str
-    input: bytes
-    """As it is stored; empty in lists. So is the result."""
-    result: bytes
-    input_encoding: str = ""
-    """How the input is encoded; empty if the client that scheduled it did not say. The result has its own."""
-    result_encoding: str = ""
-    converter: Converter = field(default=DEFAULT_CONVERTER, repr=False, compare=False)
-    """The client's."""
+    def __init__(self, client: Client, ref: ActivityRef, *, created: bool, state: ActivityState) -> None:
+        self._client = client
+        self.ref = ref
+        """For `describe`, `wait` and the others of the client."""
+        self.created = created
+        """False if the server knew the activity before."""
+        self.state = state
+        """When it was scheduled. `describe` tells the present one."""
+
+    def __repr__(self) -> str:
+        return f"<ActivityHandle {self.ref}>"
 
     @property
     def id(self) -> str:
         return self.ref.workflow_id
 
-    @property
-    def resting(self) -> bool:
-        """Whether the activity stays in its state unless an operator or another engine acts."""
-        return self.state in RESTING_STATES
-
     @overload
-    def value(self) -> Any: ...
+    async def result(self, *, timeout: float | None = None) -> Any: ...
     @overload
-    def value(self, type_hint: builtins.type[T]) -> T: ...
+    async def result(self, type_hint: builtins.type[T], *, timeout: float | None = None) -> T: ...
     @overload
-    def value(self, type_hint: Any) -> Any: ...
-    def value(self, type_hint: Any = Any) -> Any:
-        """The result as the handler returned it; with a type, as a value of that type. Raises NotConvertible if it is
-        none."""
-        return decode(self.converter, f"the result of {self.ref}", self._result_payload, type_hint)
+    async def result(self, type_hint: Any, *, timeout: float | None = None) -> Any: ...
+    async def result(self, type_hint: Any = Any, *, timeout: float | None = None) -> Any:
+        """Wait until the activity is completed, and return what its handler returned; with a type, as a value of that type.
+        Raises ActivityFailed if it ended in another way, and TimeoutError after `timeout` seconds."""
+        info = await self._client.wait(self.ref, timeout=timeout)
+        if info.state is not ActivityState.COMPLETED:
+            raise ActivityFailed(
+                activity=info.ref, state=info.state, detail=info.last_failure or "no reason is known."
+            )
+        return info.value(type_hint)
 
-    @overload
-    def input_value(self) -> Any: ...
-    @overload
-    def input_value(self, type_hint: builtins.type[T]) -> T: ...
-    @overload
-    def input_value(self, type_hint: Any) -> Any: ...
-    def input_value(self, type_hint: Any = Any) -> Any:
-        """The input as it was scheduled, like `value`."""
-        payload = Payload(self.input, self.input_encoding)
-        return decode(self.converter, f"the input of {self.ref}", payload, type_hint)
+    async def describe(self) -> ActivityInfo:
+        return await self._client.describe(self.ref)
 
-    def json(self) -> Any:
-        """The result, parsed as JSON; None if there is none."""
-        return parse_json(self._result_payload)
+    async def cancel(self, *, reason: str = "") -> bool:
+        """Cancel the activity for good. Returns whether a worker held it; that worker is told to stop."""
+        return await self._client.cancel(self.ref, reason=reason)
 
-    @property
-    def _result_payload(self) -> Payload:
-        return Payload(self.result, self.result_encoding)
-
-
-class Scheduled(NamedTuple):
-    ref: ActivityRef
-    """For `describe`, `wait` and the others."""
-    created: bool
-    """False if the server knew the activity before."""
-    state: ActivityState
+    async def retry(self) -> ActivityState:
+        """Make it available again if it is QUARANTINED or FAILED, with its failures reset."""
+        return await self._client.retry(self.ref)
 
 
 class Client:
     def __init__(
         self,
-        address: Addresses,
+        address: Addresses | None = None,
         *,
-        namespace: str = "default",
+        namespace: str | None = None,
         timeout: float = 10.0,
         converter: Converter = DEFAULT_CONVERTER,
         tls: bool | TLS | None = None,
         token: Token | None = None,
     ) -> None:
-        """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list. `timeout`: seconds for which a
-        call is tried again while no node can serve it. `converter`: encodes inputs and decodes results. `tls`: True, or a `TLS` with files; None: as
-        the LIVENESS_TLS_* variables say. `token`: says who calls; a text, a `TokenFile`, or a function that returns it; None: the file
-        that LIVENESS_TOKEN_FILE names."""
+        """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list; None: LIVENESS_ADDRESS, or
+        127.0.0.1:7400. `namespace`: None: LIVENESS_NAMESPACE, or default. `timeout`: seconds for which a call is tried
+        again while no node can serve it. `converter`: encodes inputs and decodes results. `tls`: True, or a `TLS` with
+        files; None: as the LIVENESS_TLS_* variables say. `token`: says who calls; a text, a `TokenFile`, or a function
+        that returns it; None: the file that LIVENESS_TOKEN_FILE names."""
         self._converter = converter
-        self._addresses = parse_addresses(address)
+        self._addresses = find_addresses(address)
         self._credentials = credentials_for(self._addresses, tls, token)
-        self._namespace = namespace
+        self._namespace = find_namespace(namespace)
         self._timeout_ms = int(timeout * 1_000)
         self._connection: Connection | None = None
+        # async only
+        self._blocking = BlockingClient(
+            address, namespace=self._namespace, timeout=timeout, converter=converter, tls=tls, token=token
+        )
+        # end of async only
 
     async def __aenter__(self) -> Self:
         return self
@@ -162,10 +147,22 @@ class Client:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.release()
+        # async only
+        self._blocking.close()
+        # end of async only
 
+    # async only
     @property
     def blocking(self) -> BlockingClient:
-        return BlockingClient(self)
+        """The same methods for programs without an event loop."""
+        return self._blocking
+
+    # end of async only
+    @property
+    def namespace(self) -> str:
+        return self._namespace
+
+    # -- activities
 
     async def schedule(
         self,
@@ -176,7 +173,7 @@ class Client:
         task_queue: str = "",
         retry: RetryPolicy | None = None,
         delay: float | timedelta = 0,
-    ) -> Scheduled:
+    ) -> ActivityHandle:
         """Schedule an activity. `input`: a JSON value, bytes, a dataclass, msgspec Struct or pydantic model, or whatever
         the client's converter knows; otherwise NotConvertible is raised. Scheduling the same activity again changes nothing; with different contents it raises
         ActivityDiffers."""
@@ -192,13 +189,19 @@ class Client:
             retry_policy=retry_policy_to_proto(retry),
             start_delay=to_duration(delay) if delay else None,
         )
-        answer = await self._call("ScheduleActivity", request, ref)
-        return Scheduled(ref, answer.created, state_from_proto(answer.state))
+        answer = await self._activity_call("ScheduleActivity", request, ref)
+        return ActivityHandle(self, ref, created=answer.created, state=state_from_proto(answer.state))
+
+    async def handle(self, id: ActivityOrId, *, type: str = "") -> ActivityHandle:  # noqa: A002  # the same
+        """The handle of an activity that was scheduled before. Raises ActivityUnknown if there is none."""
+        info = await self.describe(id, type=type)
+        return ActivityHandle(self, to_activity_ref(id, type), created=False, state=info.state)
 
     async def describe(self, id: ActivityOrId, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
         ref = to_activity_ref(id, type)
         request = activity_pb2.DescribeActivityRequest(namespace=self._namespace, id=id_to_proto(ref))
-        return self._activity_info((await self._call("DescribeActivity", request, ref)).activity)
+        answer = await self._activity_call("DescribeActivity", request, ref)
+        return ActivityInfo.from_proto(answer.activity, self._converter)
 
     async def list(
         self,
@@ -220,8 +223,8 @@ class Client:
         )
         while limit is None or len(found) < limit:
             request.page_size = min(PAGE_MAX, limit - len(found)) if limit is not None else PAGE_MAX
-            page = await self._call("ListActivities", request, ActivityRef("-"))
-            found.extend(map(self._activity_info, page.activities))
+            page = await self._activity_call("ListActivities", request, ActivityRef("-"))
+            found.extend(ActivityInfo.from_proto(message, self._converter) for message in page.activities)
             request.page_token = page.next_page_token
             if not request.page_token:
                 break
@@ -233,22 +236,160 @@ class Client:
         request = activity_pb2.CancelActivityRequest(
             namespace=self._namespace, id=id_to_proto(ref), reason=reason
         )
-        return bool((await self._call("CancelActivity", request, ref)).was_held)
+        return bool((await self._activity_call("CancelActivity", request, ref)).was_held)
 
     async def retry(self, id: ActivityOrId, *, type: str = "") -> ActivityState:  # noqa: A002  # the same
         """Make a QUARANTINED or FAILED activity available again, with its failures reset."""
         ref = to_activity_ref(id, type)
         request = activity_pb2.RetryActivityRequest(namespace=self._namespace, id=id_to_proto(ref))
-        return state_from_proto((await self._call("RetryActivity", request, ref)).state)
+        return state_from_proto((await self._activity_call("RetryActivity", request, ref)).state)
 
-    async def wait(self, id: ActivityOrId, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
-        """Wait until the activity is finished, quarantined or handed on to another engine. Use `asyncio.timeout` to limit
-        the wait."""
-        wait_ms = WAIT_BACKOFF_MS[0]
-        while not (info := await self.describe(id, type=type)).resting:
-            await self._connect().clock.sleep(wait_ms * self._connect().random.uniform(0.75, 1))
-            wait_ms = min(wait_ms * 3 // 2, WAIT_BACKOFF_MS[1])
+    async def wait(
+        self,
+        id: ActivityOrId,
+        *,
+        type: str = "",  # noqa: A002  # the same
+        timeout: float | None = None,
+    ) -> ActivityInfo:
+        """Wait until the activity is finished, quarantined or handed on to another engine. Raises TimeoutError after `timeout`
+        seconds."""
+        connection, ref = self._connect(), to_activity_ref(id, type)
+        end_ms = inf if timeout is None else connection.clock.monotonic_ms() + timeout * 1_000
+        wait_ms: float = WAIT_BACKOFF_MS[0]
+        while not (info := await self.describe(ref)).resting:
+            left_ms = end_ms - connection.clock.monotonic_ms()
+            if left_ms <= 0:
+                raise TimeoutError(f"{ref} is still {info.state} after {timeout} s")
+            pause_ms = min(wait_ms * connection.random.uniform(0.75, 1), left_ms)
+            await result_of(connection.sleep(pause_ms))
+            wait_ms = min(wait_ms * 1.5, WAIT_BACKOFF_MS[1])
         return info
+
+    # -- workers
+
+    async def workers(
+        self,
+        *,
+        states: Sequence[WorkerState] = (),
+        task_queue: str = "",
+        build_id: str = "",
+        host: str = "",
+        prefix: str = "",
+        limit: int | None = None,
+    ) -> builtins.list[WorkerInfo]:
+        """The workers that meet every given condition, ordered by key. `prefix`: how the key begins."""
+        found: builtins.list[WorkerInfo] = []
+        where = worker_filter(states, task_queue, build_id, host, prefix)
+        request = service_pb2.ListWorkersRequest(namespace=self._namespace, filter=where)
+        while limit is None or len(found) < limit:
+            request.page_size = min(PAGE_MAX, limit - len(found)) if limit is not None else PAGE_MAX
+            page = await self._call(lambda endpoint: endpoint.liveness.ListWorkers, "ListWorkers", request)
+            found.extend(map(WorkerInfo.from_proto, page.workers))
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                break
+        return found
+
+    async def worker(self, key: str) -> WorkerInfo:
+        """One worker, with the activities it holds. Raises WorkerUnknown if there is none of this key."""
+        request = service_pb2.DescribeWorkerRequest(namespace=self._namespace, worker_instance_key=key)
+        answer = await self._call(
+            lambda endpoint: endpoint.liveness.DescribeWorker, "DescribeWorker", request, key
+        )
+        return WorkerInfo.from_proto(answer.worker)
+
+    async def why(self, key: str, *, epoch: int = 0) -> Death | None:
+        """Why a worker was declared dead; None if it never was. `epoch`: of which of its leases; 0: of the last one that ended so."""
+        request = service_pb2.GetDeathCertificateRequest(
+            namespace=self._namespace, worker_instance_key=key, lease_epoch=epoch
+        )
+        try:
+            answer = await self._call_or_fail(lambda endpoint: endpoint.liveness.GetDeathCertificate, request)
+        except RpcFailed as error:
+            if error.rpc_failure.reason == "DEATH_NOT_FOUND":
+                return None
+            raise self._error(error.rpc_failure, "GetDeathCertificate", key) from None
+        return Death.from_proto(answer)
+
+    async def watch(self, *, worker: str = "", from_beginning: bool = False) -> AsyncIterator[LivenessEvent]:
+        """The events of the namespace, or of one worker, as they happen: `async for event in client.watch()`. In order within a
+        shard, without gap or repeat, also while servers restart. Plain renewals of leases are no events. `from_beginning`:
+        with the oldest event that is kept."""
+        request = service_pb2.WatchEventsRequest(
+            namespace=self._namespace, worker_instance_key=worker, from_beginning=from_beginning
+        )
+        feed = EventFeed(self._connect(), request, self._timeout_ms)
+        try:
+            while True:
+                for event in await result_of(feed.next_events()):
+                    yield event
+        finally:
+            feed.close()
+
+    async def pause(
+        self,
+        worker: str = "",
+        *,
+        states: Sequence[WorkerState] = (),
+        task_queue: str = "",
+        build_id: str = "",
+        host: str = "",
+        prefix: str = "",
+        all: bool = False,  # noqa: A002  # as in the API
+        reason: str = "",
+    ) -> int:
+        """Give workers no new work; they keep their leases and finish what they have. Name one worker by its key, or conditions
+        that select among the workers there are, or `all=True` for the whole namespace with the workers that join later.
+        Returns how many were changed."""
+        where = worker_filter(states, task_queue, build_id, host, prefix)
+        _check_selection(worker, where, all)
+        request = admin_pb2.PauseWorkersRequest(
+            namespace=self._namespace,
+            worker_instance_key=worker,
+            filter=where if where.ListFields() else None,
+            all=all,
+            reason=reason,
+        )
+        answer = await self._call(
+            lambda endpoint: endpoint.admin.PauseWorkers, "PauseWorkers", request, worker
+        )
+        return int(answer.changed)
+
+    async def resume(
+        self,
+        worker: str = "",
+        *,
+        states: Sequence[WorkerState] = (),
+        task_queue: str = "",
+        build_id: str = "",
+        host: str = "",
+        prefix: str = "",
+        all: bool = False,  # noqa: A002  # as in the API
+    ) -> int:
+        """Give paused workers work again; selected like those of `pause`. Ends a drain, too. Returns how many were changed."""
+        where = worker_filter(states, task_queue, build_id, host, prefix)
+        _check_selection(worker, where, all)
+        request = admin_pb2.ResumeWorkersRequest(
+            namespace=self._namespace,
+            worker_instance_key=worker,
+            filter=where if where.ListFields() else None,
+            all=all,
+        )
+        answer = await self._call(
+            lambda endpoint: endpoint.admin.ResumeWorkers, "ResumeWorkers", request, worker
+        )
+        return int(answer.changed)
+
+    async def drain(self, worker: str, *, limit: float | timedelta = 60.0, reason: str = "") -> int:
+        """Give a worker no new work, and let it finish what it has and end; what is left after `limit` seconds is rescheduled.
+        Returns how many activities it holds."""
+        request = admin_pb2.DrainWorkerRequest(
+            namespace=self._namespace, worker_instance_key=worker, limit=to_duration(limit), reason=reason
+        )
+        answer = await self._call(lambda endpoint: endpoint.admin.DrainWorker, "DrainWorker", request, worker)
+        return int(answer.bound_activities)
+
+    # -- metrics
 
     async def report_metrics(
         self,
@@ -260,7 +401,7 @@ class Client:
     ) -> None:
         """Report numbers about a component, like `Worker.metrics`. `worker`: its instance key; it need not be registered."""
         request = report_request(self._namespace, worker, gauges or {}, counters or {}, labels)
-        await asyncio.wrap_future(report_metrics(self._connect(), request, self._timeout_ms / 1_000))
+        await result_of(report_metrics(self._connect(), request, self._timeout_ms / 1_000))
 
     async def query_metrics(
         self,
@@ -279,188 +420,64 @@ class Client:
             worker_instance_key=worker,
             name=name,
             labels=labels or {},
-            start_time=None if start is None else _to_timestamp(start),
-            end_time=None if end is None else _to_timestamp(end),
+            start_time=None if start is None else time_to_proto(start),
+            end_time=None if end is None else time_to_proto(end),
             step=None if step is None else to_duration(step),
         )
         found: builtins.list[MetricSeries] = []
         while True:
-            page = await self._query_metrics(request)
+            try:
+                page = await self._call_or_fail(lambda endpoint: endpoint.metrics.QueryMetrics, request)
+            except RpcFailed as error:
+                address = format_addresses(self._addresses)
+                raise metrics_error(error.rpc_failure, "QueryMetrics", address, self._namespace) from None
             found.extend(map(series_from_proto, page.series))
             if not page.next_page_token:
                 return found
             request.page_token = page.next_page_token
 
-    async def _query_metrics(self, request: component_metrics_service_pb2.QueryMetricsRequest) -> Any:
-        connection = self._connect()
-        outcome = connection.call(
-            lambda endpoint: endpoint.metrics.QueryMetrics,
-            request,
-            timeout_s=connection.call_timeout_s(self._timeout_ms / 1_000),
-            deadline_ms=connection.clock.monotonic_ms() + self._timeout_ms,
-            should_retry=lambda rpc_failure: rpc_failure.is_retryable,
-        )
-        try:
-            return await asyncio.wrap_future(outcome)
-        except RpcFailed as error:
-            address = format_addresses(self._addresses)
-            raise metrics_error(error.rpc_failure, "QueryMetrics", address, self._namespace) from None
-
-    def _activity_info(self, message: activity_pb2.Activity) -> ActivityInfo:
-        names = message.id
-        return ActivityInfo(
-            ref=ActivityRef(
-                names.workflow_id,
-                names.run_id,
-                names.activity_id,
-                max(message.attempt, 1),
-                message.task_queue,
-                message.token,
-            ),
-            state=state_from_proto(message.state),
-            type=message.activity_type,
-            failures=message.failures,
-            worker_deaths=message.worker_deaths,
-            worker=message.worker_instance_key,
-            since=_to_datetime(message.since),
-            due=_to_datetime(message.due_time) if message.HasField("due_time") else None,
-            last_failure=message.last_failure,
-            input=message.input,
-            result=message.result,
-            input_encoding=message.input_encoding,
-            result_encoding=message.result_encoding,
-            converter=self._converter,
-        )
+    # -- calls
 
     def _connect(self) -> Connection:
         if self._connection is None:
             self._connection = Connection.acquire(self._addresses, self._credentials)
         return self._connection
 
-    async def _call(self, name: str, request: Message, ref: ActivityRef) -> Any:
+    async def _activity_call(self, name: str, request: Message, ref: ActivityRef) -> Any:
+        try:
+            return await self._call_or_fail(lambda endpoint: getattr(endpoint.activities, name), request)
+        except RpcFailed as error:
+            raise activity_error(
+                error.rpc_failure,
+                name,
+                ref,
+                address=format_addresses(self._addresses),
+                namespace=self._namespace,
+            ) from None
+
+    async def _call(self, select_method: SelectMethod, name: str, request: Message, worker: str = "") -> Any:
+        try:
+            return await self._call_or_fail(select_method, request)
+        except RpcFailed as error:
+            raise self._error(error.rpc_failure, name, worker) from None
+
+    def _error(self, rpc_failure: RpcFailure, name: str, worker: str) -> LivenessSdkError:
+        address = format_addresses(self._addresses)
+        return client_error(rpc_failure, name, address=address, namespace=self._namespace, worker=worker)
+
+    async def _call_or_fail(self, select_method: SelectMethod, request: Message) -> Any:
+        """Every call may be repeated: the server answers a repeated one like the first."""
         connection = self._connect()
-
-        def select_method(endpoint: ServerEndpoint) -> UnaryMethod:
-            method: UnaryMethod = getattr(endpoint.activities, name)
-            return method
-
-        # Every call may be repeated: the server answers a repeated one like the first.
-        outcome = connection.call(
+        outcome: Future[Any] = connection.call(
             select_method,
             request,
             timeout_s=connection.call_timeout_s(self._timeout_ms / 1_000),
             deadline_ms=connection.clock.monotonic_ms() + self._timeout_ms,
             should_retry=lambda rpc_failure: rpc_failure.is_retryable,
         )
-        try:
-            return await asyncio.wrap_future(outcome)
-        except RpcFailed as rpc_error:
-            error = activity_error(
-                rpc_error.rpc_failure,
-                name,
-                ref,
-                address=format_addresses(self._addresses),
-                namespace=self._namespace,
-            )
-            raise error from None
+        return await result_of(outcome)
 
 
-class BlockingClient:
-    """The methods of `Client` for programs without an event loop. They must not be called on an event loop."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._client.close()
-
-    def schedule(
-        self,
-        type: str,  # noqa: A002  # the API's name for it
-        *,
-        id: ActivityOrId,
-        input: object = None,  # noqa: A002  # the same
-        task_queue: str = "",
-        retry: RetryPolicy | None = None,
-        delay: float | timedelta = 0,
-    ) -> Scheduled:
-        return _run(
-            self._client.schedule(type, id=id, input=input, task_queue=task_queue, retry=retry, delay=delay)
-        )
-
-    def describe(self, id: ActivityOrId, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
-        return _run(self._client.describe(id, type=type))
-
-    def list(
-        self,
-        *,
-        states: Sequence[ActivityState] = (),
-        task_queue: str = "",
-        worker: str = "",
-        limit: int | None = None,
-    ) -> list[ActivityInfo]:
-        return _run(self._client.list(states=states, task_queue=task_queue, worker=worker, limit=limit))
-
-    def cancel(self, id: ActivityOrId, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
-        return _run(self._client.cancel(id, type=type, reason=reason))
-
-    def retry(self, id: ActivityOrId, *, type: str = "") -> ActivityState:  # noqa: A002  # the same
-        return _run(self._client.retry(id, type=type))
-
-    def wait(
-        self,
-        id: ActivityOrId,
-        *,
-        type: str = "",  # noqa: A002  # the same
-        timeout: float | None = None,
-    ) -> ActivityInfo:
-        """Raises TimeoutError after `timeout` seconds."""
-        return _run(asyncio.wait_for(self._client.wait(id, type=type), timeout))
-
-    def report_metrics(
-        self,
-        worker: str,
-        gauges: Mapping[str, float] | None = None,
-        *,
-        counters: Mapping[str, float] | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> None:
-        _run(self._client.report_metrics(worker, gauges, counters=counters, labels=labels))
-
-    def query_metrics(
-        self,
-        *,
-        worker: str = "",
-        name: str = "",
-        labels: Mapping[str, str] | None = None,
-        start: datetime | None = None,
-        end: datetime | None = None,
-        step: float | timedelta | None = None,
-    ) -> builtins.list[MetricSeries]:
-        return _run(
-            self._client.query_metrics(
-                worker=worker, name=name, labels=labels, start=start, end=end, step=step
-            )
-        )
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work)
-
-
-def _to_timestamp(moment: datetime) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromDatetime(moment.astimezone(UTC))
-    return stamp
-
-
-def _to_datetime(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime(tzinfo=UTC)
+def _check_selection(worker: str, where: service_pb2.WorkerFilter, all_workers: bool) -> None:
+    if bool(worker) + bool(where.ListFields()) + all_workers != 1:
+        raise InvalidArgument(detail="name one worker, or conditions, or all=True; and one of these only.")

@@ -206,6 +206,22 @@ class Connection:
         attempt()
         return outcome
 
+    def sleep(self, ms: float) -> Future[None]:
+        """A future that completes after this time, and fails with `RpcFailed` if the connection is closed before."""
+        outcome = uncancellable_future()
+        self._pending_calls.add(outcome)
+        outcome.add_done_callback(self._pending_calls.discard)
+
+        def wake() -> None:
+            if not outcome.done():
+                outcome.set_result(None)
+
+        def start() -> None:
+            self.scheduler.call_at(self.scheduler.now_ms() + int(ms), wake)
+
+        self.scheduler.call_soon(start)
+        return outcome
+
     def call_timeout_s(self, budget_s: float) -> float:
         """The timeout for a call to one node, which leaves time for the other nodes within `budget_s`."""
         return (

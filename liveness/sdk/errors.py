@@ -20,6 +20,8 @@ LivenessSdkError
 │   ├── AlreadyBound
 │   ├── BindingRefused
 │   └── NoNewWork
+├── ActivityFailed          the activity ended without a result
+├── WorkerUnknown           there is no worker of this key
 ├── AccessRefused           the server does not let this program do it
 │   ├── NotAuthenticated
 │   └── NotPermitted
@@ -39,7 +41,7 @@ from typing import TYPE_CHECKING
 from liveness.templated_error import TemplatedError
 
 if TYPE_CHECKING:
-    from liveness.sdk.values import ActivityRef
+    from liveness.sdk.values import ActivityRef, ActivityState
 
 
 class LivenessSdkError(Exception):
@@ -159,6 +161,22 @@ class BindingRefused(ActivityRefused):
 
 class NoNewWork(ActivityRefused):
     template = "{activity} was not given to this worker, which is paused or drained: {detail}"
+
+
+class ActivityFailed(_TemplatedSdkError):
+    template = "{activity} has no result, because it is {state}: {detail}"
+
+    activity: ActivityRef
+    state: ActivityState
+    detail: str
+
+
+class WorkerUnknown(_TemplatedSdkError):
+    template = "There is no worker {worker} in the namespace {namespace}: {detail}"
+
+    worker: str
+    namespace: str
+    detail: str
 
 
 class AccessRefused(_TemplatedSdkError):

@@ -22,6 +22,7 @@ import grpc
 
 from liveness.sdk.rpc_failures import RpcFailure
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
 from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
@@ -66,6 +67,7 @@ class ServerEndpoint:
     channel: grpc.Channel
     liveness: LivenessServiceStub
     activities: ActivityServiceStub
+    admin: AdminServiceStub
     components: ComponentServiceStub
     metrics: ComponentMetricsServiceStub
     registry: RegistryServiceStub
@@ -83,6 +85,7 @@ class ServerEndpoint:
             channel,
             LivenessServiceStub(channel),
             ActivityServiceStub(channel),
+            AdminServiceStub(channel),
             ComponentServiceStub(channel),
             ComponentMetricsServiceStub(channel),
             RegistryServiceStub(channel),

@@ -139,12 +139,15 @@ def job(id: JobId, *, activity: Activity | None = None) -> Iterator[Job]:
     """Say what the program does now. Jobs may be nested and may run side by side: the one that began last is shown.
 
     `activity`: the supervisor binds it, so that it is rescheduled at once if the process dies; `job.cancelled` says when it was
-    given to another worker. A program that claims or binds its activities with the SDK's `Worker` does not need this."""
+    given to another worker. A job that an exception ends counts as unfinished if the process dies of it. A program that claims
+    or binds its activities with the SDK's `Worker` does not need this."""
     running = _reporter.begin_job(id, activity)
+    aborted = True
     try:
         yield running
+        aborted = False
     finally:
-        _reporter.end_job(running)
+        _reporter.end_job(running, aborted=aborted)
         if _ends_after_job and not _reporter.has_job:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -183,6 +186,7 @@ async def wait_while_paused_async() -> bool:
         except RuntimeError:
             pass  # the loop is closed, so nobody waits
 
+    _reporter.go_on()
     unsubscribe = _reporter.subscribe(wake)
     try:
         while _reporter.is_paused and not _reporter.is_ending:

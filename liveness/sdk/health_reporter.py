@@ -6,6 +6,7 @@ thread; the thread writes the state as one line. No clock is read: every wait en
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import logging
@@ -29,6 +30,8 @@ GAP_MS: Final = 50
 LOST_EXIT_CODE: Final = 1
 LEAVE_S: Final = 1.0
 """How long a program without a job may take to see that it shall end."""
+LAST_LINE_S: Final = 1.0
+"""How long a program that ends waits until its last line is written."""
 RESERVED: Final = frozenset(("component_id", "status", "current_job", "activities", "sdk"))
 
 PR_SET_PDEATHSIG: Final = 1
@@ -111,11 +114,15 @@ class HealthReporter:
         # Reentrant, because a signal handler may interrupt its own thread inside.
         self._changed = Condition()
         self._jobs: list[Job] = []
+        self._aborted: list[Job] = []
+        """Jobs that an exception ended, as long as the process may yet die of it."""
         self._telemetry: dict[str, Any] = {}
         self._is_ready = True
         self._is_paused = False
         self._is_stopping = False
         self._supervisor_is_lost = False
+        self._is_leaving = False
+        self._thread: Thread | None = None
         self._sdk: bool | None = None
         self._listeners: list[Callable[[], None]] = []
         self._component_id = ""
@@ -175,8 +182,12 @@ class HealthReporter:
         self._is_ready = is_ready
         self._on_pause = on_pause
         self._is_attached = True
+        if control_fd is not None:
+            self._read_control()  # what was paused before this process began must take no job now
         decline_parent_death_signal()
-        Thread(target=self._run, name="liveness-health", daemon=True).start()
+        self._thread = Thread(target=self._run, name="liveness-health", daemon=True)
+        self._thread.start()
+        atexit.register(self._leave)
 
     def set_ready(self) -> None:
         self._is_ready = True
@@ -206,21 +217,31 @@ class HealthReporter:
     def begin_job(self, id: object, activity: Activity | None) -> Job:
         job = Job(id if isinstance(id, int) else str(id)[:JOB_CHARS_MAX], activity)
         with self._changed:
+            self._aborted.clear()
             self._jobs.append(job)
         self._wake()
         return job
 
-    def end_job(self, job: Job) -> None:
+    def end_job(self, job: Job, *, aborted: bool = False) -> None:
+        """`aborted`: an exception ended it. If the process dies of it, the job is not done; if it does anything else, it is."""
         with self._changed:
             if job in self._jobs:  # unless the process was forked meanwhile
                 self._jobs.remove(job)
+                if aborted:
+                    self._aborted.append(job)
         self._announce()
 
     def wait_while_paused(self, timeout_s: float | None = None) -> bool:
         """Returns whether the program may take a job."""
+        self.go_on()
         with self._changed:
             self._changed.wait_for(lambda: not self._is_paused or self.is_ending, timeout_s)
         return self.may_take_job
+
+    def go_on(self) -> None:
+        """The program lives on after exceptions that ended jobs: it has dealt with them."""
+        with self._changed:
+            self._aborted.clear()
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` after each change of what the program may do, in any thread. Returns a function that unsubscribes."""
@@ -230,11 +251,12 @@ class HealthReporter:
 
     def frame(self) -> bytes:
         with self._changed:
-            activities = [job.activity._asdict() for job in self._jobs if job.activity is not None]
+            jobs = [*self._aborted, *self._jobs]
+            activities = [job.activity._asdict() for job in jobs if job.activity is not None]
             fields: dict[str, Any] = {
                 "component_id": self._component_id,
                 "status": self._status(),
-                "current_job": self._jobs[-1].id if self._jobs else None,
+                "current_job": jobs[-1].id if jobs else None,
             }
             if activities:
                 fields["activities"] = activities[:ACTIVITIES_MAX]
@@ -244,6 +266,7 @@ class HealthReporter:
 
     def close_in_forked_process(self) -> None:
         """A forked process is no component: it must neither write lines nor keep the pipes open."""
+        self._is_attached = False
         for descriptor in (self._health_fd, self._control_fd, self._wake_read_fd, self._wake_write_fd):
             if descriptor >= 0:
                 try:
@@ -274,19 +297,27 @@ class HealthReporter:
             except OSError:
                 pass  # so many wakes wait already that there is no room for one more
 
+    def _leave(self) -> None:
+        """The interpreter ends: write a last line, because what this process works on when it has ended is given to another."""
+        if self._is_attached and self._thread is not None:
+            self._is_stopping = self._is_leaving = True
+            self._wake()
+            self._thread.join(LAST_LINE_S)
+
     # -- the thread
 
     def _run(self) -> None:
         try:
-            self._report()
+            is_lost = self._report()
         except OSError:
             # A program that closes all descriptors, as daemons do, closes ours.
             log.exception("health is no longer reported")
             return
-        self._end_without_supervisor()
+        if is_lost:
+            self._end_without_supervisor()
 
-    def _report(self) -> None:
-        """Write lines until the pipe breaks."""
+    def _report(self) -> bool:
+        """Write lines until the pipe breaks or the process ends. Returns whether the pipe has broken."""
         waiting = select.poll()
         resting = select.poll()  # between two lines; orders are heard meanwhile
         for poller in (waiting, resting):
@@ -294,22 +325,30 @@ class HealthReporter:
             if self._control_fd >= 0:
                 poller.register(self._control_fd, select.POLLIN)
         waiting.register(self._wake_read_fd, select.POLLIN)
+        is_last = False
         while True:
+            is_leaving = self._is_leaving
             if not self._unwritten:
                 self._drain_wakes()
-                self._unwritten = self.frame()
+                self._unwritten, is_last = self.frame(), is_leaving
             if not self._write():
-                return
+                return True
+            if is_last and not self._unwritten:
+                return False
             # With a full pipe the rest of the line follows when there is room: a half line would garble the next one.
             waiting.modify(self._health_fd, select.POLLOUT if self._unwritten else 0)
+            is_changed = False
             for poller, timeout_ms in ((resting, GAP_MS), (waiting, self._interval_ms)):
                 events = dict(poller.poll(timeout_ms))
+                is_changed = bool(events)
                 if events.get(self._health_fd, 0) & _GONE:
-                    return
+                    return True
                 if self._control_fd in events and not self._read_control():
                     waiting.unregister(self._control_fd)
                     resting.unregister(self._control_fd)
                     self._control_fd = -1
+            if not is_changed:
+                self.go_on()  # an exception that ended a job long ago has not ended the process
 
     def _drain_wakes(self) -> None:
         try:

@@ -47,6 +47,8 @@ class _NamespaceBatch:
         """The endpoint of the pending call."""
         self.failures = 0
         """Consecutive calls in which no heartbeat was answered."""
+        self.is_away = False
+        """The log tells that heartbeats are not answered."""
         self.timer: Timer | None = None
         self.token_reloaded = False
         """The token was read again, and no call has been answered since."""
@@ -200,13 +202,22 @@ class HeartbeatSender:
         if len(refused) < len(replies):
             batch.failures = 0
             self._endpoints.mark_success(batch.endpoint)
+            if batch.is_away:
+                batch.is_away = False
+                log.info("the server is back: %s answers heartbeats", batch.endpoint.address)
             return False
         batch.failures += 1
-        return self._endpoints.report_failure(
-            batch.endpoint,
-            next((rpc_failure for rpc_failure in refused if rpc_failure.should_fail_over), refused[0]),
-            batch.failures,
-        )
+        rpc_failure = next((failure for failure in refused if failure.should_fail_over), refused[0])
+        retry_now = self._endpoints.report_failure(batch.endpoint, rpc_failure, batch.failures)
+        if not (retry_now or batch.is_away):
+            batch.is_away = True
+            log.warning(
+                "the server is away: %s does not answer heartbeats, which are sent again until it does; work goes on until "
+                "the leases end: %s",
+                batch.endpoint.address,
+                rpc_failure,
+            )
+        return retry_now
 
 
 def _parse_replies(call: Any, expected: int) -> list[Reply]:

@@ -14,7 +14,7 @@ This is a state machine without clock, thread or network. The caller reports wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -197,6 +197,11 @@ class HeartbeatState:
         self._errors += errors
         if last_error:
             self._last_error = last_error[:LAST_ERROR_CHARS_MAX]
+
+    def describe(self, change: Callable[[WorkerHeartbeat], None], now_ms: int) -> None:
+        """Change what the worker says about itself, from the next heartbeat on."""
+        change(self._profile)
+        self.send_by(now_ms + COALESCE_MS)
 
     def observe_lag(self, lag_ms: int) -> None:
         """Callers round the lag, because each change costs the server more than a plain heartbeat."""

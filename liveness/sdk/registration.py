@@ -26,7 +26,7 @@ import grpc
 from google.protobuf.message import Message
 
 from liveness.client_credentials import TLS, Token
-from liveness.sdk.addresses import Addresses, parse_addresses
+from liveness.sdk.addresses import Addresses, find_addresses, find_namespace
 from liveness.sdk.connection import Connection, SelectMethod, credentials_for, uncancellable_future
 from liveness.sdk.errors import LivenessSdkError, ServerAway
 from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, worker_error
@@ -54,10 +54,10 @@ OnReplica = Literal["show", "refuse", "number"]
 class Registration:
     def __init__(
         self,
-        address: Addresses,
+        address: Addresses | None,
         key: str,
         *,
-        namespace: str = "default",
+        namespace: str | None = None,
         uri: str = "",
         status: str = "",
         capacity: int | None = None,
@@ -75,8 +75,9 @@ class Registration:
         """`key`: KIND:NAME, such as broker:nats-1. `runtime`: facts about how it runs, as JSON; at most 4 KiB.
         `expected_interval`: seconds between heartbeats; the lease is three of them unless `lease` says otherwise. `on_replica`: what
         happens if another process has the name: this one is shown as a replica, is refused, or gets a number. `session`: names this process, if a process that is started again shall
-        go on as the same one; empty: each `Registration` is a process of its own. `address`, `tls`, `token`: as of `Client`."""
-        addresses = parse_addresses(address)
+        go on as the same one; empty: each `Registration` is a process of its own. `address`, `namespace`, `tls`, `token`: as of `Client`."""
+        namespace = find_namespace(namespace)
+        addresses = find_addresses(address)
         self._credentials = credentials_for(addresses, tls, token)
         self._addresses = addresses
         host, process = socket.gethostname(), str(os.getpid())

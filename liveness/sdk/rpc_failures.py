@@ -30,6 +30,7 @@ from liveness.sdk.errors import (
     SessionReplaced,
     VersionMismatch,
     WorkerGone,
+    WorkerUnknown,
 )
 from liveness.sdk.values import ActivityRef
 
@@ -157,6 +158,17 @@ def activity_error(
         return kind(activity=ref, detail=str(rpc_failure))
     if rpc_failure.reason == "FENCED_OFF":
         return ActivityLost(activity=ref, reason=str(rpc_failure))
+    if not rpc_failure.reason and rpc_failure.code in _NO_ANSWER_CODES:
+        return ServerAway(address=address, detail=str(rpc_failure))
+    return worker_error(rpc_failure, call, address=address, namespace=namespace, worker=worker)
+
+
+def client_error(
+    rpc_failure: RpcFailure, call: str, *, address: str, namespace: str, worker: str
+) -> LivenessSdkError:
+    """The error for a call of a program that is no worker itself."""
+    if rpc_failure.reason == "WORKER_NOT_FOUND":
+        return WorkerUnknown(worker=worker, namespace=namespace, detail=str(rpc_failure))
     if not rpc_failure.reason and rpc_failure.code in _NO_ANSWER_CODES:
         return ServerAway(address=address, detail=str(rpc_failure))
     return worker_error(rpc_failure, call, address=address, namespace=namespace, worker=worker)

@@ -337,6 +337,7 @@ class Runner:
             self._drop_lost(held_attempt)
         else:
             self._stats.count(released=1)
+            log.info("%s: handed back %s", self._session.key, held_attempt.ref)
             self._session.forget(held_attempt)
 
 

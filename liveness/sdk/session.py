@@ -83,6 +83,8 @@ class WorkerSession:
         self._wants_attach = True
         self._flushed: Future[None] | None = None
         self._has_ended = False
+        self._logged_epoch = 0
+        """The lease epoch of which the log tells."""
         self.heartbeat_state = HeartbeatState(self._new_session_profile(), self._scheduler.now_ms())
         if component is not None:
             self.heartbeat_state.sequence = component.first_sequence - 1
@@ -129,11 +131,9 @@ class WorkerSession:
     def forget(self, held_attempt: HeldAttempt, *, succeeded: bool | None = None, error: str = "") -> None:
         """The body has ended, and the server has recorded it."""
         if succeeded is not None:
-            self._scheduler.call_soon(
-                lambda: self.heartbeat_state.count(
-                    successes=succeeded, errors=not succeeded, last_error=error
-                )
-            )
+            self.count(successes=succeeded, errors=not succeeded, last_error=error)
+        if succeeded:
+            log.info("%s: completed %s", self.key, held_attempt.ref)
         self._scheduler.call_soon(lambda: self._remove(held_attempt, forget=True))
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -143,6 +143,16 @@ class WorkerSession:
 
     def observe_lag(self, lag_ms: int) -> None:
         self._scheduler.call_soon(lambda: self.heartbeat_state.observe_lag(lag_ms))
+
+    def describe(self, change: Callable[[WorkerHeartbeat], None]) -> None:
+        """Change what the worker says about itself, in this session and in those that follow it."""
+        self._scheduler.call_soon(lambda: self._describe(change))
+
+    def count(self, *, successes: int, errors: int, last_error: str) -> None:
+        """Add to the counters of the worker. They go with the next heartbeat."""
+        self._scheduler.call_soon(
+            lambda: self.heartbeat_state.count(successes=successes, errors=errors, last_error=last_error)
+        )
 
     def send_heartbeat_now(self) -> None:
         """Send a heartbeat at once, because its reply would show what is wrong."""
@@ -291,6 +301,8 @@ class WorkerSession:
 
     def _on_lease_confirmed(self) -> None:
         """The lease is valid again for a while: bodies whose binding the server has stored may begin."""
+        if self._logged_epoch != self.heartbeat_state.epoch:
+            self._log_registration()
         if not self.started.done():
             self.started.set_result(None)
         if self._wants_attach:
@@ -300,6 +312,20 @@ class WorkerSession:
             if self._held_attempts[key].epoch:
                 del self._pending_binds[key]
                 outcome.set_result(None)
+
+    def _log_registration(self) -> None:
+        state = self.heartbeat_state
+        if self._logged_epoch:
+            log.info("worker %s is registered again, under lease epoch %d", self.key, state.epoch)
+        else:
+            log.info(
+                "worker %s is registered in namespace %s at %s; its lease is %g s",
+                self.key,
+                self.namespace,
+                self._connection.address,
+                state.lease_ms / 1_000,
+            )
+        self._logged_epoch = state.epoch
 
     def _on_fatal_failure(self, rpc_failure: RpcFailure) -> None:
         # A server that refuses a given key although the session has just begun knows no incarnations.
@@ -396,8 +422,20 @@ class WorkerSession:
 
     def _apply_orders(self, orders: Orders) -> None:
         if orders != self.orders:
+            self._log_orders(orders)
             self.orders = orders
             self._notify_listeners()
+
+    def _log_orders(self, orders: Orders) -> None:
+        if orders.drain and not self.orders.drain:
+            limit_ms = orders.drain_limit_ms
+            limit = "" if limit_ms is None else f" within {limit_ms / 1_000:g} s"
+            log.info("worker %s is drained by an operator: it finishes its activities%s", self.key, limit)
+        elif self.orders.drain and not orders.drain:
+            log.info("worker %s is not drained any more", self.key)
+        if orders.pause != self.orders.pause:
+            done = "paused: it takes no new activities" if orders.pause else "resumed"
+            log.info("worker %s is %s", self.key, done)
 
     # -- stopping
 
@@ -420,6 +458,8 @@ class WorkerSession:
         self._connection.on_thread_failure.pop(id(self), None)
         self._connection.heartbeat_sender.leave(self)
         self._connection.stream.detach(self)
+        if error is not None:
+            log.error("worker %s cannot go on: %s", self.key, error)
         reason = str(error) if error is not None else ENDED_REASON
         self._watchdog.stop()
         self._apply_losses(self.heartbeat_state.lose_all(reason))
@@ -455,6 +495,11 @@ class WorkerSession:
             message.new_incarnation = True
         message.session_id = uuid4().hex
         return message
+
+    def _describe(self, change: Callable[[WorkerHeartbeat], None]) -> None:
+        change(self._profile)
+        self.heartbeat_state.describe(change, self._scheduler.now_ms())
+        self._connection.heartbeat_sender.schedule(self.namespace)
 
     def _send_within(self, wait_ms: int) -> None:
         self.heartbeat_state.send_by(self._scheduler.now_ms() + wait_ms)

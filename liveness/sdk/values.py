@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.sdk.errors import InvalidArgument
 from liveness.v1 import activity_pb2, worker_pb2
@@ -119,6 +120,16 @@ def ms_to_duration(ms: int) -> Duration:
 def duration_to_ms(span: Duration) -> int:
     """Whole milliseconds, rounded down: a lease must not seem longer than it is."""
     return span.seconds * 1_000 + span.nanos // NANOS_PER_MS
+
+
+def time_from_proto(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime(tzinfo=UTC)
+
+
+def time_to_proto(moment: datetime) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromDatetime(moment.astimezone(UTC))
+    return stamp
 
 
 def to_activity_ref(activity: ActivityOrId, activity_type: str = "") -> ActivityRef:

@@ -24,7 +24,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.client_credentials import TLS, Token, connect_failure_hint
 from liveness.sdk import health
-from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
+from liveness.sdk.addresses import Addresses, find_addresses, find_namespace, format_addresses
 from liveness.sdk.binding import Binding, Claim
 from liveness.sdk.component_environment import ComponentEnvironment, give_session_back, take_session
 from liveness.sdk.connection import Connection, credentials_for
@@ -37,11 +37,13 @@ from liveness.sdk.metrics import report_metrics, report_request
 from liveness.sdk.progress_reporter import ProgressReporter
 from liveness.sdk.rpc_failures import API_LEVEL, RpcFailed, RpcFailure, worker_error
 from liveness.sdk.runner import Runner
+from liveness.sdk.self_report import check_report
 from liveness.sdk.session import WorkerSession
 from liveness.sdk.task import Stats
 from liveness.sdk.values import ActivityOrId, RetryPolicy, duration_to_ms, to_activity_ref, to_duration
+from liveness.sdk.worker_info import WorkerStatus
 from liveness.v1.service_pb2 import GetServerInfoRequest, GetServerInfoResponse, ShutdownWorkerRequest
-from liveness.v1.worker_pb2 import WORKER_STATUS_RUNNING, WorkerHeartbeat
+from liveness.v1.worker_pb2 import WORKER_STATUS_RUNNING, WORKER_STATUS_STOPPING, WorkerHeartbeat
 from liveness.version import VERSION
 
 SDK_NAME = "liveness-python"
@@ -49,6 +51,7 @@ SHUTDOWN_TIMEOUT_SECONDS = 5.0
 STOP_MARGIN_SECONDS = 1.0
 """Time for bodies to stop after they were told to."""
 REASON_TIMEOUT_SECONDS = 0.25
+PROGRAM_ENDED = "its program has ended"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("liveness.sdk")
@@ -77,9 +80,9 @@ class Worker:
 
     def __init__(
         self,
-        address: Addresses,
+        address: Addresses | None = None,
         *,
-        namespace: str = "default",
+        namespace: str | None = None,
         task_queue: str = "",
         instance_key: str | None = None,
         lease: float | timedelta | None = None,
@@ -96,7 +99,7 @@ class Worker:
         token: Token | None = None,
     ) -> None:
         """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list; the worker uses one of them and
-        fails over when it does not answer. `instance_key`: unique per process; generated if None, and that of the component in a
+        fails over when it does not answer; None: LIVENESS_ADDRESS, or 127.0.0.1:7400. `namespace`: None: LIVENESS_NAMESPACE, or default. `instance_key`: unique per process; generated if None, and that of the component in a
         process that `liveness supervise` runs. `lease`: seconds for
         which the worker counts as alive after each heartbeat; None uses the namespace's default. `disconnect_grace`:
         seconds for which its connection may be gone before the lease ends; None for as long as the lease. `stop_timeout`:
@@ -106,10 +109,10 @@ class Worker:
         that LIVENESS_TOKEN_FILE names."""
         if max_concurrent < 1:
             raise InvalidArgument(detail="max_concurrent must be at least 1.")
-        self._addresses = parse_addresses(address)
+        self._addresses = find_addresses(address)
         self._address = format_addresses(self._addresses)
         self._credentials = credentials_for(self._addresses, tls, token)
-        self._namespace = namespace
+        self._namespace = find_namespace(namespace)
         self._configured_key = instance_key
         self._lease = lease
         self._grace_ms = (
@@ -286,6 +289,36 @@ class Worker:
         assert self._progress is not None
         self._progress.report(unit, successes, error)
 
+    def report(
+        self,
+        *,
+        successes: int = 0,
+        errors: int = 0,
+        last_error: str = "",
+        status: WorkerStatus | None = None,
+        current_job: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Say how this worker is: add to its counters, and set what it says about itself. What is not given stays; an empty
+        `current_job` and empty `labels` remove what was said.
+
+        Returns at once, on the event loop and in threads alike. The next heartbeat tells it: a change of status, job or labels within
+        a moment, counters when one is due. Activities that this worker runs are counted without it."""
+        session = self._live_session()
+        change = check_report(
+            self._profile,
+            successes,
+            errors,
+            last_error,
+            status=status,
+            current_job=current_job,
+            labels=labels,
+        )
+        if change is not None:
+            session.describe(change)
+        if successes or errors or last_error:
+            session.count(successes=successes, errors=errors, last_error=last_error)
+
     async def run(self, *, handle_signals: bool = True) -> None:
         """Poll the task queue and run its activities until the worker is stopped: by SIGTERM or SIGINT, by `stop()`, or by
         an operator's drain. Running handlers may then continue for `stop_timeout`; the worker releases the rest. A second
@@ -309,6 +342,7 @@ class Worker:
             with self._signal_handling(handle_signals):
                 try:
                     await runner.run(self._should_stop)
+                    session.describe(_say_stopping)
                     time_left_s = self._stop_time_left(session)
                     await runner.finish(time_left_s)
                 except asyncio.CancelledError:
@@ -450,6 +484,7 @@ class Worker:
             return
         try:
             if not session.has_ended:
+                session.describe(_say_stopping)
                 yield _WaitStep(session.when_empty(), timeout_s)
                 session.cancel_all("the worker has stopped")
                 yield _WaitStep(session.when_empty(), STOP_MARGIN_SECONDS)
@@ -460,6 +495,7 @@ class Worker:
                 session.stop()
                 if self._component is None:  # a component goes on; its supervisor says when it ends
                     yield _WaitStep(self._shut_down(connection, session), SHUTDOWN_TIMEOUT_SECONDS)
+                log.info("worker %s has stopped: %s", session.key, self._stop_reason or PROGRAM_ENDED)
         finally:
             session.stop()
             self._give_component_back()
@@ -476,7 +512,7 @@ class Worker:
                 namespace=self._namespace,
                 worker_instance_key=session.key,
                 session_id=session.session_id,
-                reason=self._stop_reason or "its program has ended",
+                reason=self._stop_reason or PROGRAM_ENDED,
             ),
             timeout_s=connection.call_timeout_s(SHUTDOWN_TIMEOUT_SECONDS),
             should_retry=lambda rpc_failure: (
@@ -543,6 +579,10 @@ def _handler_or_default(
 ) -> Callable[[int, FrameType | None], Any] | int | signal.Handlers:
     """Replace None, which stands for a handler that was not installed from Python and cannot be restored."""
     return signal.SIG_DFL if handler is None else handler
+
+
+def _say_stopping(heartbeat: WorkerHeartbeat) -> None:
+    heartbeat.status = WORKER_STATUS_STOPPING
 
 
 def _generate_key() -> str:

@@ -63,6 +63,8 @@ class ChildSpec(NamedTuple):
     cwd: str = "/"
     user: str = ""
     umask: int = 0o022
+    control: Mapping[str, object] | None = None
+    """The state to tell it, before it runs."""
     watchdog_s: float = 0.0
     """If more than 0, the process is asked to send WATCHDOG=1 at least this often."""
 
@@ -160,6 +162,8 @@ class Child:
             given.append(control_end)
             for descriptor in (*self._streams, self._health, self._control):
                 os.set_blocking(descriptor, False)
+            if spec.control is not None:
+                self.send_control(spec.control)
             env = {
                 **spec.env,
                 "LIVENESS_COMPONENT_ID": spec.component_id,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -24,6 +25,7 @@ from liveness.domain.component import (
 )
 from liveness.sdk.loop_client import LivenessClient, RpcFailed, RpcFailure
 from liveness.supervisor.actions import Kept
+from liveness.supervisor.jobs import Jobs
 from liveness.supervisor.sessions import HeartbeatSender, Session, may_pass
 from liveness.v1.component_pb2 import ProcessExit as ProcessExitMessage
 from liveness.v1.component_service_pb2 import GetComponentRequest, ReportComponentRequest
@@ -46,6 +48,13 @@ def exit_message(ended: ProcessExit) -> ProcessExitMessage:
     )
 
 
+class Beginning(NamedTuple):
+    """The begin of the session of a new process."""
+
+    session: Session
+    jobs: Jobs
+
+
 class ComponentReports:
     def __init__(
         self,
@@ -63,11 +72,13 @@ class ComponentReports:
         self._namespace = namespace
         self._clock = clock
         self._on_refused = on_refused
-        self._steps: deque[Session | ReportComponentRequest] = deque()
+        self._steps: deque[Beginning | ReportComponentRequest] = deque()
         self._session: Session | None = None
         """Of the newest step."""
-        self._sent_session: Session | None = None
-        """Of the step that was answered last."""
+        self._begun: Beginning | None = None
+        """The last one that was answered."""
+        self._has_lease = False
+        """No report has ended the lease of its session yet."""
         self._number = 0
         self._task: asyncio.Task[None] | None = None
         self._last: ReportComponentRequest | None = None
@@ -78,10 +89,10 @@ class ComponentReports:
         """Count on from what an earlier supervisor reported."""
         self._number = component.number
 
-    def begin(self, session: Session) -> None:
-        """Begin the session of a new process."""
+    def begin(self, session: Session, jobs: Jobs) -> None:
+        """Begin the session of a new process, which works on these jobs."""
         self._session = session
-        self._steps.append(session)
+        self._steps.append(Beginning(session, jobs))
         self._start()
 
     def report(
@@ -163,11 +174,11 @@ class ComponentReports:
         finally:
             self._task = None
 
-    async def _take(self, step: Session | ReportComponentRequest) -> None:
+    async def _take(self, step: Beginning | ReportComponentRequest) -> None:
         wait_ms = RETRY_MS[0]
         while True:
             try:
-                if isinstance(step, Session):
+                if isinstance(step, Beginning):
                     await self._begin(step)
                 else:
                     await self._send(step)
@@ -182,30 +193,36 @@ class ComponentReports:
                 await self._clock.sleep(max(wait_ms, failure.retry_after_ms))
                 wait_ms = min(wait_ms * 2, RETRY_MS[1])
 
-    async def _begin(self, session: Session) -> None:
-        if self._sent_session is not None:
-            await self._sender.end(self._sent_session)
-        await self._sender.register(session)
-        self._sent_session = session
+    async def _begin(self, beginning: Beginning) -> None:
+        if self._begun is not None:
+            await self._sender.end(self._begun.session)
+        await self._sender.register(beginning.session)
+        self._begun, self._has_lease = beginning, True
 
     async def _send(self, request: ReportComponentRequest) -> None:
-        session = self._sent_session
-        if session is None or not session.epoch:
+        if self._begun is None or not self._begun.session.epoch:
             return  # the server refused its session
-        if ComponentStatus(int(request.status)) not in STATUSES_WITH_PROCESS:
+        ends_lease = ComponentStatus(int(request.status)) not in STATUSES_WITH_PROCESS
+        if ends_lease and self._has_lease:
+            session, jobs = self._begun
+            # What is still bound is rescheduled with this report, so first comes what the process has finished or begun.
+            await jobs.settle()
             # A heartbeat that arrived after the end of the lease would begin a new one.
             await self._sender.end(session)
+            await self._sender.send_last(session)
         if not request.number:
             request.number = self._number + 1
         await self._client.call(
             lambda endpoint: endpoint.components.ReportComponent, request, CALL_TIMEOUT_MS
         )
         self._number = request.number
+        if ends_lease:
+            self._has_lease = False
 
-    async def _give_up(self, step: Session | ReportComponentRequest, failure: RpcFailure) -> None:
+    async def _give_up(self, step: Beginning | ReportComponentRequest, failure: RpcFailure) -> None:
         if failure.reason in ("SESSION_SUPERSEDED", "SESSION_NOT_CURRENT", "WORKER_KEY_OWNED"):
             self._on_refused(failure)
-        if isinstance(step, Session):
+        if isinstance(step, Beginning):
             logger.error("%s: the server refuses its session: %s", self.id, failure)
             return
         logger.error("%s: the server refuses a report: %s", self.id, failure)

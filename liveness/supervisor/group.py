@@ -212,6 +212,8 @@ class Group:
         added = [index for index in range(processes) if index not in self.components]
         await self._wait(lambda: self._leaving.keys().isdisjoint(added))
         known = await self._link.read_components(self.name) if added else {}
+        if self._is_ending:
+            return
         for index in added:
             component = self._add(index)
             if index in known:
@@ -236,8 +238,12 @@ class Group:
         self._notice()
 
     async def _restart_one_by_one(self, chosen: list[SupervisedComponent], by: str, reason: str) -> None:
-        """Go on only while the new processes become healthy: what breaks the first must not break them all."""
+        """Go on only while the new processes become healthy: what breaks the first must not break them all. A component that
+        was ordered to stop meanwhile is left alone, because that order is newer."""
+        stops = [component.stops for component in chosen]
         for number, component in enumerate(chosen, start=1):
+            if component.stops != stops[number - 1]:
+                continue
             component.restart(by, reason)
             machine = component.machine
             await self._wait(partial(_is_well_or_at_rest, machine))
@@ -262,6 +268,8 @@ class Group:
 
     def change_settings(self, settings: GroupSettings) -> None:
         """New limits apply at once; a new command applies to the next process."""
+        if self._session is not None:
+            self._session.change_lease(settings.lease_ms)
         self.settings = settings
         for component in self.components.values():
             component.change_settings(settings, self._log_settings())

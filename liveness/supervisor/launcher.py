@@ -6,6 +6,7 @@ other end of its socket. Each packet is a JSON object; texts of the operating sy
     spawn    {"do": "spawn", "id": 1}, with descriptors: the specification (a file), stdout, stderr, health, control
     signal   {"do": "signal", "id": 1, "signal": 15, "group": true}
     watches  {"do": "watches", "id": 1}
+    grace    {"do": "grace", "seconds": 10}
     end      {"do": "end"}
     spawned  {"event": "spawned", "id": 1, "pid": 77, "start_ticks": 123}
     failed   {"event": "spawn_failed", "id": 1, "errno": 2, "text": "..."}
@@ -184,6 +185,8 @@ class Program:
             elif request["do"] == "watches":
                 if (leader := self._by_id.get(request["id"])) is not None:
                     leader.watches = True
+            elif request["do"] == "grace":
+                self._grace_s = request["seconds"]
             elif request["do"] == "end":
                 for leader in self._leaders.values():
                     leader.watches = False

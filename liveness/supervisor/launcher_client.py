@@ -172,6 +172,11 @@ class Launcher:
         if process.id in self._running and not self._ended.done():
             self._request({"do": "watches", "id": process.id})
 
+    def change_grace(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        if not self._ended.done():
+            self._request({"do": "grace", "seconds": grace_s})
+
     async def close(self) -> None:
         """End all processes (SIGTERM, the limit, SIGKILL) and the program. Ends are still passed on."""
         if not self._is_closing:

@@ -26,6 +26,8 @@ BATCH_MAX = 1_000
 RETRY_MS = (200, 2_000)
 REFUSED_RETRY_MS = 5_000
 FULL_BINDINGS_MAX = 1_000
+LAST_TRIES = 3
+"""A refused one may have corrected the sequence."""
 
 SESSION_ENDS = frozenset(
     (
@@ -90,6 +92,8 @@ class Session:
         self.is_quiet = False
         """The process sends heartbeats itself, through the SDK."""
         self._was_handed_back = False
+        self.on_registered: Callable[[], None] = lambda: None
+        """Called when the server knows the session."""
         self.epoch = 0
         self.due_ms = 0
         self._listener = listener
@@ -113,6 +117,10 @@ class Session:
     def bound(self) -> dict[JobKey, ActivityRef]:
         return dict(self._bound)
 
+    @property
+    def has_unsent_bindings(self) -> bool:
+        return self._is_changed and self.is_registered and not self.is_quiet
+
     def bind(self, activities: Iterable[ActivityRef]) -> bool:
         """Make this the whole set of what the process works on. Returns whether it differs from before."""
         bound = {job_key(activity): activity for activity in activities}
@@ -132,6 +140,12 @@ class Session:
         if changed:
             self.send_soon()
         return changed
+
+    def change_lease(self, ms: int) -> None:
+        lease = lease_duration(ms)
+        if self.profile.lease_duration != lease:
+            self.profile.lease_duration.CopyFrom(lease)
+            self.send_soon()
 
     def hand_over(self, *, to_process: bool) -> bool:
         """From now on the process, or the supervisor again, sends the heartbeats. Whoever begins sends the whole set. Returns
@@ -161,6 +175,7 @@ class Session:
         return beat
 
     def on_result(self, result: HeartbeatResult, now_ms: int) -> None:
+        is_first = not self.is_registered
         self.is_registered, self.epoch, self._last_refusal = True, result.lease_epoch, ""
         interval = result.next_heartbeat_after
         if self.due_ms or not self._is_changed:
@@ -170,6 +185,8 @@ class Session:
                 self._bound.pop(job_key(activity), None)
             self.send_soon(changed=True)
         self._listener.on_answer(result)
+        if is_first:
+            self.on_registered()
 
     def on_failure(self, failure: RpcFailure, now_ms: int) -> None:
         self._is_changed = self._is_changed or self._is_sent_whole
@@ -210,19 +227,7 @@ class HeartbeatSender:
 
     async def register(self, session: Session) -> None:
         """Begin the session. Raises RpcFailed; nothing is known to have changed then."""
-        request = RecordWorkerHeartbeatRequest(
-            namespace=self._namespace, heartbeat=session.next_heartbeat(is_first=True)
-        )
-        try:
-            result = await self._client.call(
-                lambda endpoint: endpoint.liveness.RecordWorkerHeartbeat, request, CALL_TIMEOUT_MS
-            )
-        except RpcFailed as error:
-            self._note_server(error.rpc_failure)
-            session.on_failure(error.rpc_failure, self._clock.monotonic_ms())
-            raise
-        self._note_server(None)
-        session.on_result(result, self._clock.monotonic_ms())
+        await self._send_one(session, is_first=True)
         self._sessions[session.key] = session
         self.poke()
 
@@ -237,6 +242,33 @@ class HeartbeatSender:
             del self._sessions[session.key]
         if self._in_flight is not None and session in self._in_flight_sessions:
             await asyncio.shield(self._in_flight)
+
+    async def send_last(self, session: Session) -> None:
+        """After `end`: send the bindings that the server does not know yet, if there are any. Raises RpcFailed if it may
+        succeed later."""
+        for _ in range(LAST_TRIES):
+            if not session.has_unsent_bindings:
+                return
+            try:
+                await self._send_one(session, is_first=False)
+            except RpcFailed as error:
+                if may_pass(error.rpc_failure):
+                    raise
+
+    async def _send_one(self, session: Session, *, is_first: bool) -> None:
+        request = RecordWorkerHeartbeatRequest(
+            namespace=self._namespace, heartbeat=session.next_heartbeat(is_first=is_first)
+        )
+        try:
+            result = await self._client.call(
+                lambda endpoint: endpoint.liveness.RecordWorkerHeartbeat, request, CALL_TIMEOUT_MS
+            )
+        except RpcFailed as error:
+            self._note_server(error.rpc_failure)
+            session.on_failure(error.rpc_failure, self._clock.monotonic_ms())
+            raise
+        self._note_server(None)
+        session.on_result(result, self._clock.monotonic_ms())
 
     async def run(self) -> None:
         wait_ms = RETRY_MS[0]

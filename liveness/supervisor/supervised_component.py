@@ -88,6 +88,8 @@ class SupervisedComponent:
         self.reason = ""
         self.last_exit: ProcessExit | None = None
         self.malformed_lines = 0
+        self.stops = 0
+        """How often it was ordered to stop."""
         self._link = link
         self._launcher = launcher
         self._clock = clock
@@ -103,7 +105,7 @@ class SupervisedComponent:
         self._timer: asyncio.TimerHandle | None = None
         self._snapshot_timer: asyncio.TimerHandle | None = None
         self._spawning: asyncio.Task[None] | None = None
-        self._told_pause: bool | None = None
+        self._told_pause = False
         self._signalled_pause = False
         self._worker_paused = False
         """What the server says of the worker. It follows the pause of the component, a moment later."""
@@ -124,6 +126,9 @@ class SupervisedComponent:
         before, self.settings = self.settings, settings
         self.machine.settings = settings
         self.output.change_settings(log)
+        if self._session is not None:
+            self._session.change_lease(settings.lease_ms)
+            self._link.sender.poke()
         if self._child is not None and (before.readiness, before.liveness) != (
             settings.readiness,
             settings.liveness,
@@ -132,6 +137,7 @@ class SupervisedComponent:
         self._do(self.machine.tick(self.now()))
 
     def stop(self, by: str = "", reason: str = "") -> None:
+        self.stops += 1
         self._do(self.machine.stop(self.now(), by, reason))
 
     def start(self, by: str = "", reason: str = "") -> None:
@@ -162,6 +168,8 @@ class SupervisedComponent:
 
     def close(self) -> None:
         self._reports.cancel()
+        if self._jobs is not None:
+            self._jobs.close()
         for timer in (self._timer, self._snapshot_timer):
             if timer is not None:
                 timer.cancel()
@@ -185,7 +193,7 @@ class SupervisedComponent:
                 case Kill():
                     self.kill()
                 case SendControl():
-                    self._tell_pause(self.machine.paused or self._worker_paused)
+                    self._tell_pause()
                 case Report():
                     self._report(action)
                 case Remember(reason, by, wall_ms, kept):
@@ -214,8 +222,10 @@ class SupervisedComponent:
     async def _spawn(self) -> None:
         session_id = token_hex(16)
         settings = self.settings
+        told_pause = self._is_paused
         try:
-            child = await Child.start(self._spec(session_id), self._launcher, self.output, self, self._clock)
+            spec = self._spec(session_id)._replace(control={"paused": True} if told_pause else None)
+            child = await Child.start(spec, self._launcher, self.output, self, self._clock)
         except (CannotSpawn, LauncherLost, OSError) as error:
             self._begin_session(session_id, 0, 0)
             text = error.text if isinstance(error, CannotSpawn) else str(error)
@@ -223,11 +233,12 @@ class SupervisedComponent:
             return
         self._child, process_id, start_ms = child, child.pid, child.started_ms
         self._cancelled = []
-        self._told_pause = None
-        self._signalled_pause = self._worker_paused = False
+        self._told_pause = told_pause
+        self._signalled_pause = False
         self._details, self.malformed_lines = {}, 0
         self._begin_session(session_id, process_id, start_ms)
         self._do(self.machine.spawned(self.now(), process_id, start_ms))
+        self._tell_pause()
         self._start_probes(settings)
 
     def _spec(self, session_id: str) -> ChildSpec:
@@ -261,9 +272,10 @@ class SupervisedComponent:
         )
         self._session = session
         self._jobs = Jobs(
-            self._link.client, self._link.sender, self._link.namespace, self.settings.task_queue, session
-        )
-        self._reports.begin(session)
+            self._link.client, self._link.sender, self._link.namespace, self.settings.task_queue, session,
+            self._clock, before=self._jobs,
+        )  # fmt: skip
+        self._reports.begin(session, self._jobs)
 
     def _report(self, report: Report) -> None:
         if report.exit is not None:
@@ -296,7 +308,7 @@ class SupervisedComponent:
         self.current_job = "" if frame.current_job is None else job_name(str(frame.current_job))
         if self._session is not None and not frame.sends_heartbeats and self._jobs is not None:
             self._jobs.update(self.current_job, [_reference(each) for each in frame.activities or ()])
-        if self._session is not None:
+        if self._session is not None and not self._session.is_over:
             self._link.hand_over(self._session, to_process=frame.sends_heartbeats)
         if frame.telemetry != "{}":
             self._details = json.loads(frame.telemetry)
@@ -340,8 +352,10 @@ class SupervisedComponent:
     def on_answer(self, result: HeartbeatResult) -> None:
         if result.pause != self._worker_paused:
             self._worker_paused = result.pause
-            self._tell_pause(self.machine.paused or result.pause)
+            self._tell_pause()
             self._signal_pause()
+        if result.cancel_activities and self._jobs is not None:
+            self._jobs.drop(result.cancel_activities)
         if result.cancel_activities and self._child is not None:
             self._cancelled = [_names(activity) for activity in result.cancel_activities][:CANCELLED_MAX]
             self._send_control()
@@ -371,15 +385,19 @@ class SupervisedComponent:
 
     # -- details
 
-    def _tell_pause(self, paused: bool) -> None:
-        if self._child is not None and paused != self._told_pause:
-            self._told_pause = paused
+    @property
+    def _is_paused(self) -> bool:
+        return self.machine.paused or self._worker_paused
+
+    def _tell_pause(self) -> None:
+        if self._child is not None and self._told_pause != self._is_paused:
+            self._told_pause = self._is_paused
             self._send_control()
 
     def _signal_pause(self) -> None:
         """Signal what the server ordered of the worker. The machine signals what was ordered of the component. A process that
         is not ready may have no handler yet, and would be ended."""
-        paused = bool(self._told_pause)
+        paused = self._told_pause
         name = self.settings.pause_signal if paused else self.settings.resume_signal
         if self._child is None or self.machine.status not in WELL or paused == self._signalled_pause:
             return
@@ -390,7 +408,7 @@ class SupervisedComponent:
     def _send_control(self) -> None:
         """Tell the process everything at once: a process that reads late gets the newest line only."""
         if self._child is not None:
-            state: dict[str, object] = {"paused": bool(self._told_pause)}
+            state: dict[str, object] = {"paused": self._told_pause}
             if self._cancelled:
                 state["cancel"] = self._cancelled
             self._child.send_control(state)

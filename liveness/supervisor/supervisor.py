@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from liveness.clock import Clock
 from liveness.sdk.loop_client import LivenessClient
@@ -52,8 +53,10 @@ class Supervisor:
         self._heartbeats: asyncio.Task[None] | None = None
         self.stop_requested = asyncio.Event()
         self._reloading = asyncio.Lock()
-        self._shutting_down: list[asyncio.Task[None]] = []
-        """Groups that another supervisor has taken."""
+        self._reload: asyncio.Task[Any] | None = None
+        """The reload that is under way."""
+        self._lost: dict[str, asyncio.Task[None]] = {}
+        """Groups that another supervisor has taken, while their processes end."""
 
     @property
     def is_server_away(self) -> bool:
@@ -61,9 +64,8 @@ class Supervisor:
 
     async def start(self, wait_ms: int) -> None:
         """Take all groups and start their processes. Raises SupervisorError; nothing runs then."""
-        grace_s = max((group.stop_timeout_ms for group in self.settings.groups), default=10_000) / 1_000
         # Before anything else: it must be forked from a process without threads of gRPC that hold locks.
-        self._launcher = await Launcher.start(grace_s, self._on_launcher_lost)
+        self._launcher = await Launcher.start(_longest_stop_s(self.settings), self._on_launcher_lost)
         self._heartbeats = asyncio.get_running_loop().create_task(self._link.sender.run())
         try:
             async with self._reloading:
@@ -85,7 +87,7 @@ class Supervisor:
         try:
             await group.begin(lock, wait_ms)
         except BaseException:
-            group.abandon()
+            await group.close(REPORT_MS)  # nobody else could take it
             del self.groups[settings.name]
             raise
         self._on_changed()
@@ -94,26 +96,36 @@ class Supervisor:
         """Start, stop and change only what differs. Raises SupervisorError if a new group cannot be taken; what was changed
         before stays so, and the next reload goes on from there."""
         async with self._reloading:
-            for change in differences(self._running_settings(), settings):
-                if self.stop_requested.is_set():
-                    return
-                group = self.groups.get(change.name)
-                if ReloadStep.START in change.steps:
-                    assert change.new is not None
-                    await self._start_group(change.new, wait_ms)
-                elif group is not None and ReloadStep.STOP in change.steps:
-                    await group.shut_down()
-                    await group.close(REPORT_MS)
-                    del self.groups[change.name]
-                elif group is not None and change.new is not None and change.steps:
-                    group.change_settings(change.new)
-                    if ReloadStep.COUNT in change.steps:
-                        await self._scale(group, change.new)
-                    if ReloadStep.RESTART in change.steps:
-                        group.restart_all("the configuration was read again")
-                if change.steps:
-                    logger.info("group %s: %s", change.name, ", ".join(step.value for step in change.steps))
-            self._on_changed()
+            self._reload = asyncio.current_task()
+            try:
+                await self._take_over(settings, wait_ms)
+            finally:
+                self._reload = None
+
+    async def _take_over(self, settings: SupervisorSettings, wait_ms: int) -> None:
+        assert self._launcher is not None
+        self._launcher.change_grace(_longest_stop_s(settings))
+        for change in differences(self._running_settings(), settings):
+            if self.stop_requested.is_set():
+                return
+            group = self.groups.get(change.name)
+            if ReloadStep.START in change.steps:
+                assert change.new is not None
+                await self._start_group(change.new, wait_ms)
+            elif group is not None and ReloadStep.STOP in change.steps:
+                await group.shut_down()
+                await group.close(REPORT_MS)
+                del self.groups[change.name]
+                self._lost.pop(change.name, None)
+            elif group is not None and change.new is not None and change.steps:
+                group.change_settings(change.new)
+                if ReloadStep.COUNT in change.steps:
+                    await self._scale(group, change.new)
+                if ReloadStep.RESTART in change.steps:
+                    group.restart_all("the configuration was read again")
+            if change.steps:
+                logger.info("group %s: %s", change.name, ", ".join(step.value for step in change.steps))
+        self._on_changed()
 
     async def _scale(self, group: Group, settings: GroupSettings) -> None:
         try:
@@ -137,6 +149,10 @@ class Supervisor:
 
     async def stop(self) -> bool:
         """Stop everything, all groups in parallel. Returns whether all ended well."""
+        if self._reload is not None:
+            # It must not start anything any more.
+            self._reload.cancel()
+            await asyncio.wait({self._reload})
         groups = list(self.groups.values())
         await asyncio.gather(*(group.shut_down() for group in groups))
         has_problem = any(group.has_problem for group in groups)
@@ -155,10 +171,14 @@ class Supervisor:
         """Another supervisor runs the group: its processes must not run here, too."""
         self.problem = GroupLost(group=name)
         group = self.groups.get(name)
-        if group is not None:
-            self._shutting_down.append(asyncio.get_running_loop().create_task(group.shut_down()))
-        if len(self._shutting_down) == len(self.groups):
+        if group is not None and name not in self._lost:
+            self._lost[name] = asyncio.get_running_loop().create_task(group.shut_down())
+        if self._lost.keys() >= self.groups.keys():
             self.stop_requested.set()
+
+
+def _longest_stop_s(settings: SupervisorSettings) -> float:
+    return max((group.stop_timeout_ms for group in settings.groups), default=10_000) / 1_000
 
 
 def default_state_directory(environ: Mapping[str, str]) -> Path:

@@ -47,7 +47,7 @@ from liveness.telemetry.sample_ring import (
     SampleRing,
     sample_time_ms,
 )
-from liveness.telemetry.waiting_work import UnattendedMs, WaitingWork
+from liveness.telemetry.waiting_work import NOTHING_WAITS, UnattendedMs, WaitingWork
 
 logger = structlog.get_logger("liveness.telemetry")
 
@@ -71,6 +71,18 @@ class ComponentGroup(NamedTuple):
     """Components that are not STOPPED."""
     crashed: int
     """Within the last minute."""
+
+
+class NamespaceNumbers(NamedTuple):
+    """Of one namespace on one node."""
+
+    live_entries: Mapping[str, int]
+    """Registered components that are not offline, by kind."""
+    available_activities: int
+    """Those that wait for a worker."""
+    heartbeats: int
+    """Answered since the node started, refused ones included, like the next."""
+    refused_heartbeats: int
 
 
 class Sample(NamedTuple):
@@ -335,6 +347,15 @@ class Telemetry(NodeListener):
                     crashed[key.namespace, group_of(key.instance_key) or ""] += 1
         names = sorted(name for name in sizes if self.counters.label(name[0]) == name[0])[:GROUPS_MAX]
         return {name: ComponentGroup(sizes[name], crashed[name]) for name in names}
+
+    def numbers_of(self, namespace: str) -> NamespaceNumbers:
+        live: Counter[str] = Counter()
+        for (about, kind, status), count in self.node.registry.statuses.items():
+            if about == namespace and status != OFFLINE:
+                live[kind] += count
+        counters = self.counters.get(namespace)
+        waiting = dict(self.waiting_work.namespaces()).get(namespace, NOTHING_WAITS)
+        return NamespaceNumbers(live, waiting.available, counters.heartbeats, counters.refused.total())
 
     def stale_entries(self) -> Counter[str]:
         """Counts registered components that have a live lease and are stale, by namespace. Looks only at registered ones."""

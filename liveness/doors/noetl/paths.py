@@ -6,7 +6,7 @@ Errors are `{"detail": …}`, as these clients know them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,11 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from liveness.clock import Clock
 from liveness.domain.errors import InvalidField, LivenessError
 from liveness.doors.noetl import bodies
 from liveness.doors.noetl.bodies import Body, Registration
-from liveness.doors.noetl.pool_sessions import PoolSessions, Registered
+from liveness.doors.noetl.pool_sessions import PoolSessions
 from liveness.doors.noetl.settings import NoetlSettings
 from liveness.http.app import PathHandlers, RequestHandler, json_response
 from liveness.http.body_reader import BODY_BYTES_MAX, BodyReader
@@ -49,18 +50,24 @@ _OUTDATED_SESSION = frozenset(
     ("WORKER_CLEANED_UP", "SESSION_SUPERSEDED", "SESSION_NOT_CURRENT", "STALE_HEARTBEAT")
 )
 """Why a session that is remembered here cannot be used any more; its client registers anew, without knowing it."""
+_FLEETING_LABELS = ("worker_id", "hostname")
+"""These clients invent an id for each of their threads, and in Kubernetes each rollout brings new hosts. A series for each of them
+would soon use up those that a component may have."""
 _KINDS_WITH_METRICS = (bodies.POOL, bodies.SERVER, "broker")
 
 Handle = Callable[[Request], Awaitable[Response]]
 
 
 class NoetlPaths:
-    def __init__(self, settings: NoetlSettings, grpc_client: GrpcClient, body_reader: BodyReader) -> None:
+    def __init__(
+        self, settings: NoetlSettings, clock: Clock, grpc_client: GrpcClient, body_reader: BodyReader
+    ) -> None:
         self._settings = settings
+        self._clock = clock
         self._on_replica = registry_pb2.ReplicaPolicy.Value(f"REPLICA_POLICY_{settings.replicas.upper()}")
         self._grpc_client = grpc_client
         self._body_reader = body_reader
-        self._sessions = PoolSessions()
+        self._sessions = PoolSessions(clock, settings.heartbeat_interval_ms, settings.offline_after_ms)
 
     def handlers(self) -> PathHandlers:
         deregister_pool = self._guarded(partial(self._deregister, default_kind=bodies.POOL))
@@ -90,8 +97,8 @@ class NoetlPaths:
         name = await self._register(registration, request.headers)
         return self._ok(registration.kind, name, component_type=registration.kind, kind=registration.kind)
 
-    async def _register(self, registration: Registration, headers: Headers) -> str:
-        """Returns the name that it got: with a number, if replicas are numbered."""
+    async def _register(self, registration: Registration, headers: Headers, *, is_new: bool = True) -> str:
+        """Returns the name that it got: with a number, if replicas are numbered. `is_new`: its first heartbeat follows."""
         message = registration.request
         message.on_replica = self._on_replica
         message.session_id = (
@@ -100,8 +107,14 @@ class NoetlPaths:
         named_key = message.worker_instance_key
         answer = await self._call(_REGISTRY["Register"], message, headers)
         entry = answer.entry
-        registered = Registered(entry.worker_instance_key, registration.name, answer.session_id)
-        self._sessions.remember(current_client.get().address, named_key, registered)
+        self._sessions.remember(
+            current_client.get().address,
+            named_key,
+            entry.worker_instance_key,
+            answer.session_id,
+            is_replica=answer.is_replica,
+            is_new=is_new,
+        )
         return str(entry.name)
 
     # -- heartbeats
@@ -109,8 +122,9 @@ class NoetlPaths:
     async def _heartbeat(self, request: Request) -> Response:
         body = await self._body(request)
         name = bodies.name_of(body, self._settings.pool_name)
-        found = self._sessions.find(current_client.get().address, bodies.key_of(bodies.POOL, name))
-        key = found.key if found else bodies.key_of(bodies.POOL, name)
+        named_key = bodies.key_of(bodies.POOL, name)
+        found = self._sessions.find(current_client.get().address, named_key)
+        key = found.key if found else named_key
         message = registry_service_pb2.HeartbeatRequest(
             namespace=self._settings.namespace, worker_instance_key=key, session_id=found.session_id if found else "",
             status=bodies.text_of(body, "status").lower(),
@@ -121,18 +135,29 @@ class NoetlPaths:
             reason = error.as_json()["error"]["reason"]
             is_outdated = reason in _OUTDATED_SESSION
             # Who names no session where the server asks who calls gets one by registering.
-            is_nameless = found is None and reason == "INVALID_FIELD"
+            is_nameless = not message.session_id and reason == "INVALID_FIELD"
             if reason != _UNKNOWN and not is_outdated and not is_nameless:
                 raise
             if reason == _UNKNOWN and not self._settings.auto_recreate:
                 return _unknown(name)
             return await self._recreate(body, name, request.headers)
+        if found is not None:
+            self._sessions.hear(found, is_replica=answer.is_replica)
+        elif answer.entry.replicas:
+            self._sessions.adopt(named_key, key, self._processes_of(answer.entry))
         return self._ok(bodies.POOL, answer.entry.name)
+
+    def _processes_of(self, entry: registry_pb2.RegistryEntry) -> Iterator[tuple[str, int, bool]]:
+        """For `PoolSessions.adopt`. The one that has the name goes on without a session id."""
+        yield "", 0, False
+        for replica in entry.replicas:
+            ago_ms = self._clock.wall_ms() - replica.last_seen_time.ToMilliseconds()
+            yield replica.session_id, max(ago_ms, 0), True
 
     async def _recreate(self, body: Body, name: str, headers: Headers) -> Response:
         """Register a pool by its heartbeat: these clients never register again by themselves."""
         registration = bodies.registration_of_heartbeat(body, name, self._settings)
-        given = await self._register(registration, headers)
+        given = await self._register(registration, headers, is_new=False)
         return self._ok(bodies.POOL, given, status="recreated", runtime=registration.runtime)
 
     async def _deregister(self, request: Request, default_kind: str) -> Response:
@@ -140,8 +165,7 @@ class NoetlPaths:
         kind = bodies.kind_of(body, default_kind)
         name = bodies.name_of(body)
         named_key = bodies.key_of(kind, name)
-        address = current_client.get().address
-        found = self._sessions.find(address, named_key)
+        found = self._sessions.leaving(current_client.get().address, named_key)
         message = registry_service_pb2.DeregisterRequest(
             namespace=self._settings.namespace,
             worker_instance_key=found.key if found else named_key,
@@ -153,7 +177,8 @@ class NoetlPaths:
         except HttpError as error:
             if error.as_json()["error"]["reason"] not in {_UNKNOWN, "WORKER_NOT_FOUND", *_OUTDATED_SESSION}:
                 raise  # what is unknown or over need not be ended
-        self._sessions.forget(address, named_key)
+        if found is not None:
+            self._sessions.forget(named_key, found)
         return self._ok(kind, name, component_type=kind, kind=kind)
 
     # -- reading
@@ -328,7 +353,8 @@ def _add_sample(sample: component_metrics_service_pb2.MetricSample, told: Any, f
     if labels is not None and not isinstance(labels, dict):
         raise InvalidField(field=f"{field}.labels", rule="must be a map")
     for name, label in (labels or {}).items():
-        sample.labels[name] = label if isinstance(label, str) else str(label)
+        if name not in _FLEETING_LABELS:
+            sample.labels[name] = label if isinstance(label, str) else str(label)
     sample.unit = bodies.text_of(told, "unit")
     sample.help = bodies.text_of(told, "help_text", "help")
     if (time := bodies.text_of(told, "timestamp", "time")) and _has_zone(time):
@@ -357,10 +383,10 @@ def _limit(text: str) -> int:
     return int(text)
 
 
-def noetl_door(settings: NoetlSettings) -> Callable[[GrpcClient, BodyReader], PathHandlers]:
+def noetl_door(settings: NoetlSettings, clock: Clock) -> Callable[[GrpcClient, BodyReader], PathHandlers]:
     """The door as `HttpServer` opens it."""
 
     def open_door(grpc_client: GrpcClient, body_reader: BodyReader) -> PathHandlers:
-        return NoetlPaths(settings, grpc_client, body_reader).handlers()
+        return NoetlPaths(settings, clock, grpc_client, body_reader).handlers()
 
     return open_door

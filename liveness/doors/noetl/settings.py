@@ -37,6 +37,8 @@ class NoetlSettings(NamedTuple):
     """Under which the server itself is registered, with the kind server_api."""
     sweep_interval_ms: int = 15_000
     """How often the server is heard itself. Nothing is swept: leases end by their own timers."""
+    metrics_interval_ms: int = 60_000
+    """How often the server reports its own numbers; 0: never."""
     heartbeat_interval_ms: int = 15_000
     """How often clients are expected to be heard."""
     pool_name: str = "worker-cpu"
@@ -61,9 +63,13 @@ def from_environment(
             raise NoetlSettingsError(variable=variable, value=text, rule=rule)
         return value
 
-    def seconds(variable: str, default_s: int, least_s: float) -> int:
-        rule = f"a number of seconds from {least_s:g} to {SECONDS_MAX}"
-        return read(variable, default_s * 1_000, lambda text: _milliseconds(text, least_s), rule)
+    def seconds(variable: str, default_s: int, least_s: float, *, may_be_zero: bool = False) -> int:
+        rule = f"{'0, or ' if may_be_zero else ''}a number of seconds from {least_s:g} to {SECONDS_MAX}"
+
+        def parse(text: str) -> int | None:
+            return 0 if may_be_zero and text == "0" else _milliseconds(text, least_s)
+
+        return read(variable, default_s * 1_000, parse, rule)
 
     def name(variable: str, default: str) -> str:
         return read(variable, default, _name, "a name of 1 to 200 printable characters")
@@ -76,6 +82,7 @@ def from_environment(
         auto_recreate=read("NOETL_AUTO_RECREATE_RUNTIME", True, _boolean, "true or false"),
         server_name=name("NOETL_SERVER_NAME", f"server-{socket.gethostname()}"),
         sweep_interval_ms=seconds("NOETL_SERVER_SWEEP_INTERVAL", 15, 1),
+        metrics_interval_ms=seconds("NOETL_SERVER_METRICS_INTERVAL", 60, 1, may_be_zero=True),
         heartbeat_interval_ms=seconds("NOETL_WORKER_HEARTBEAT_INTERVAL", 15, 1),
         pool_name=name("NOETL_WORKER_POOL_NAME", f"worker-{runtime}"),
         pool_runtime=runtime,

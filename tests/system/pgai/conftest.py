@@ -14,6 +14,7 @@ import pytest
 
 from liveness.doors.pgai import installation
 from liveness.v1 import service_pb2, worker_pb2
+from liveness.v1.progress_service_pb2 import ListProgressRequest, UnitProgress
 from tests.databases import PostgresServer
 from tests.system.server.server_process import ServerProcess
 
@@ -31,10 +32,11 @@ CREATE TABLE ai.vectorizer (id int PRIMARY KEY);
 
 
 class Stage:
-    def __init__(self, dsn: str, db: str) -> None:
+    def __init__(self, dsn: str, folder: Path) -> None:
         self.dsn = dsn
+        self.pgai_log = folder / "pgai.log"
         self.flags = ["--door", f"pgai={dsn}"]
-        self.server = ServerProcess(db, flags=self.flags)
+        self.server = ServerProcess(f"sqlite:///{folder / 'liveness.db'}", flags=self.flags)
         self._children: list[asyncio.subprocess.Process] = []
 
     async def close(self) -> None:
@@ -76,16 +78,41 @@ class Stage:
             ) from None
         return found
 
+    async def units(self) -> dict[str, UnitProgress]:
+        answer = await self.server.progress.ListProgress(ListProgressRequest(namespace=NAMESPACE))
+        return {unit.unit: unit for unit in answer.units}
+
+    async def view_says(self, id: str, state: str, verdict: str) -> None:
+        """Wait until the view in the workers' database says so."""
+        statement = "SELECT state || ': ' || verdict FROM ai.liveness_workers WHERE id = $1"
+        said = None
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while (said := await self.run(statement, id)) != f"{state}: {verdict}":
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"the view says {said!r}\n{self.server.log_text()}") from None
+
     async def start_pgai(self, *arguments: str) -> asyncio.subprocess.Process:
-        child = await asyncio.create_subprocess_exec(
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "OPENAI_API_KEY": "none"},
-        )
+        with self.pgai_log.open("wb") as log:
+            child = await asyncio.create_subprocess_exec(
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OPENAI_API_KEY": "none"},
+            )
         self._children.append(child)
         return child
+
+    async def pgai_logs(self, words: str) -> None:
+        """Wait until pgai's log says so."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while words not in self.pgai_log.read_text():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"pgai never said {words!r}:\n{self.pgai_log.read_text()}") from None
 
     async def end(self, child: asyncio.subprocess.Process, how: signal.Signals) -> int:
         child.send_signal(how)
@@ -103,7 +130,7 @@ def pgai_python() -> Path:
 @pytest.fixture
 async def stage(postgres: PostgresServer, postgres_database: str, tmp_path: Path) -> AsyncIterator[Stage]:
     dsn = postgres.url(postgres_database)
-    stage = Stage(dsn, f"sqlite:///{tmp_path / 'liveness.db'}")
+    stage = Stage(dsn, tmp_path)
     await _execute(dsn, PGAI_TABLES)
     await installation.install(dsn)
     try:

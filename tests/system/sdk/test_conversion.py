@@ -200,7 +200,7 @@ async def test_a_payload_without_an_encoding_is_read_as_before(
                 task_queue="queue",
                 input=b'{"name": "cat", "taken": "2026-01-02"}',
             )
-            await older._call("ScheduleActivity", request, ActivityRef("a"))
+            await older._activity_call("ScheduleActivity", request, ActivityRef("a"))
             assert (await wait_finished(client, "resize", "a")).value() == b"cat"
 
 

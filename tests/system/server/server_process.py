@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from liveness.v1 import admin_pb2_grpc, service_pb2_grpc
+from liveness.v1 import admin_pb2_grpc, progress_service_pb2_grpc, service_pb2_grpc
 
 ROOT = Path(__file__).parents[3]
 READY_SECONDS_MAX = 60
@@ -247,6 +247,7 @@ class ServerProcess:
         self.channel = self.make_channel()
         self.liveness = service_pb2_grpc.LivenessServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self.progress = progress_service_pb2_grpc.ProgressServiceStub(self.channel)
 
     async def _read(self, process: asyncio.subprocess.Process, address: asyncio.Future[str]) -> None:
         assert process.stderr is not None

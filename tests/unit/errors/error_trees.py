@@ -16,7 +16,7 @@ import liveness.http.transcoding
 import liveness.sdk
 import liveness.store.backup  # noqa: F401  the modules that define errors
 from liveness.fencing import SeenToken
-from liveness.sdk import ActivityRef
+from liveness.sdk import ActivityRef, ActivityState
 from liveness.templated_error import TemplatedError
 
 SAMPLES: dict[str, Any] = {
@@ -26,6 +26,7 @@ SAMPLES: dict[str, Any] = {
     "Path": Path("/var/lib/liveness.db"),
     "frozenset[int]": frozenset({1, 2}),
     "ActivityRef": ActivityRef("order-17", "run-1", "charge"),
+    "ActivityState": ActivityState.FAILED,
     "SeenToken": SeenToken(2, 3, "worker-1"),
 }
 
