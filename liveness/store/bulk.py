@@ -41,7 +41,14 @@ def insert_rows(
         # Asked only if there are rows: most commits have none for most tables.
         names = names or _column_names(table)
         statement = _insert_text(
-            table.name, names, len(chunk), replace_on, keep_columns, _param_style(connection), constant_columns, add=add
+            table.name,
+            names,
+            len(chunk),
+            replace_on,
+            keep_columns,
+            _param_style(connection),
+            constant_columns,
+            add=add,
         )
         _execute(connection, statement, tuple(chain.from_iterable(chunk)))
 
