@@ -7,6 +7,7 @@ columns, so that a flipped bit is detected and never served. For projections and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from sys import intern
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -263,6 +264,7 @@ def renewal_state_of(worker: Worker) -> RenewalState:
 
 
 _STORED_STATE_FIELDS = RenewalState._fields.index("wall_offset_ms")
+_new = tuple.__new__
 _NO_WORKER = 0
 _HEARTBEATS = -1
 """In place of a worker's number: the state has the heartbeats of the `_COUNTS_PER_STATE` states before it."""
@@ -297,22 +299,29 @@ def _offset_order(state: RenewalState) -> tuple[bool, int]:
 
 
 def decode_renewal_states(payload: str) -> list[RenewalState]:
+    """A start may decode a million: each is made once, by the constructor of tuples, when its heartbeats are known."""
     states: list[RenewalState] = []
-    uncounted: list[tuple[int, int, int, int, int, bool, int | None]] = []
+    uncounted: list[tuple[int, int, int, int, int, bool]] = []
+    offsets: list[int | None] = []
+    """Of `uncounted`, in the same order."""
     offset_ms = None
-    for number, sequence, renewed_ms, successes, errors, resync in _renewal_states_decoder.decode(payload):
-        if number == _NO_WORKER:
-            offset_ms = intern_ms(sequence)
+
+    def add(counts: Iterable[int]) -> None:
+        for fields, offset, heartbeats in zip(uncounted, offsets, counts, strict=False):
+            states.append(_new(RenewalState, (*fields, offset, heartbeats)))
+        uncounted.clear()
+        offsets.clear()
+
+    for entry in _renewal_states_decoder.decode(payload):
+        number = entry[0]
+        if number > 0:
+            uncounted.append(entry)
+            offsets.append(offset_ms)
+        elif number == _NO_WORKER:
+            offset_ms = intern_ms(entry[1])
         elif number == _HEARTBEATS:
-            counts = sequence, renewed_ms, successes, errors
-            states += [
-                RenewalState(*fields, heartbeats)
-                for fields, heartbeats in zip(uncounted, counts, strict=False)
-            ]
-            uncounted = []
-        else:
-            uncounted.append((number, sequence, renewed_ms, successes, errors, resync, offset_ms))
-    states += [RenewalState(*fields) for fields in uncounted]
+            add(entry[1:5])
+    add(repeat(0))  # written by a version that did not count
     return states
 
 
@@ -455,7 +464,7 @@ def decode_worker(number: int, state: int, payload: str, checkpointed: RenewalSt
         inactive_detail, NO_STANDING if standing is None else _decode_standing(standing), intern(principal),
     )  # fmt: skip
     end_ms = None if shared.state is ACTIVE else deadline_ms
-    return Worker._make((
+    return _new(Worker, (
         number, sequence, renewed_ms, successes, errors, heartbeats, wall_offset_ms, end_ms, texts, shared,
     ))  # fmt: skip
 

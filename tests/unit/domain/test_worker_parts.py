@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,48 +73,46 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-def shown(worker: Worker) -> dict[str, object]:
+def shown(worker: Worker) -> dict[str, Any]:
     return {name: getattr(worker, name) for name in WORKER_FIELDS}
 
 
 @given(FIELDS)
-def test_a_worker_shows_the_fields_that_it_was_made_of(fields: dict[str, object]) -> None:
-    assert shown(Worker(**fields)) == fields  # type: ignore[arg-type]
+def test_a_worker_shows_the_fields_that_it_was_made_of(fields: dict[str, Any]) -> None:
+    assert shown(Worker(**fields)) == fields
 
 
 @given(FIELDS, FIELDS)
-def test_workers_are_equal_exactly_when_their_fields_are(
-    one: dict[str, object], other: dict[str, object]
-) -> None:
-    assert (Worker(**one) == Worker(**other)) == (one == other)  # type: ignore[arg-type]
+def test_workers_are_equal_exactly_when_their_fields_are(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert (Worker(**one) == Worker(**other)) == (one == other)
 
 
 @given(FIELDS, FIELDS, st.sets(st.sampled_from(WORKER_FIELDS)))
 def test_replaced_fields_are_shown_and_the_others_stay(
-    one: dict[str, object], other: dict[str, object], names: set[str]
+    one: dict[str, Any], other: dict[str, Any], names: set[str]
 ) -> None:
     changes = {name: other[name] for name in names}
     expected = one | changes
-    after = Worker(**one)._replace(**changes)  # type: ignore[arg-type]
+    after = Worker(**one)._replace(**changes)
     if expected["state"] is WorkerState.ACTIVE or (
         one["state"] is WorkerState.ACTIVE and "deadline_ms" not in names
     ):
         expected["deadline_ms"] = after.renewed_ms + after.granted_ms
     assert shown(after) == expected
-    assert after == Worker(**expected)  # type: ignore[arg-type]
+    assert after == Worker(**expected)
     assert type(after) is Worker
 
 
 @given(PROFILES, TEXTS)
 def test_packed_texts_stay_distinct(profile: Profile, text: str) -> None:
-    worker = Worker(**PLAIN)._replace(session_id=text, profile=profile)  # type: ignore[arg-type]
+    worker = Worker(**PLAIN)._replace(session_id=text, profile=profile)
     assert (worker.session_id, worker.profile) == (text, profile)
     moved = profile._replace(worker_identity=profile.worker_identity + "1", process_id="")
     other = profile._replace(process_id="1" + profile.process_id)
     assert worker._replace(profile=moved) != worker._replace(profile=other) or moved == other
 
 
-PLAIN = {
+PLAIN: dict[str, Any] = {
     "number": 1, "state": WorkerState.ACTIVE, "session_id": "a", "sequence": 1, "epoch": 1, "granted_ms": 1_000, "renewed_ms": 5,
     "deadline_ms": 1_005, "bindings": NO_BINDINGS, "lost": NO_BINDINGS, "superseded": (), "profile": NO_PROFILE,
     "status": WorkerStatus.RUNNING, "last_error": "", "successes": 0, "errors": 0, "resync": False, "inactive_reason": None,
@@ -122,8 +122,8 @@ PLAIN = {
 
 def test_workers_with_the_same_state_share_one_copy_of_it() -> None:
     profile = Profile(worker_identity="one", task_queue="orders", host_name="host")
-    one = Worker(**PLAIN | {"profile": profile})  # type: ignore[arg-type]
-    other = Worker(  # type: ignore[arg-type]
+    one = Worker(**PLAIN | {"profile": profile})
+    other = Worker(
         **PLAIN | {"number": 2, "session_id": "b", "profile": profile._replace(worker_identity="other")}
     )
     assert one.shared is other.shared
@@ -132,7 +132,7 @@ def test_workers_with_the_same_state_share_one_copy_of_it() -> None:
 
 def test_an_ended_lease_keeps_the_state_shared() -> None:
     one, other = (
-        Worker(**PLAIN)._replace(state=WorkerState.INACTIVE, deadline_ms=deadline_ms)  # type: ignore[arg-type]
+        Worker(**PLAIN)._replace(state=WorkerState.INACTIVE, deadline_ms=deadline_ms)
         for deadline_ms in (10, 20)
     )
     assert one.shared is other.shared
