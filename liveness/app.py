@@ -91,6 +91,7 @@ from liveness.store.errors import (
 )
 from liveness.store.node_registry import SERVER_KIND, NodeRow, NodeState
 from liveness.store.sql import SqlStore
+from liveness.tasks.activity_limits import ActivityLimits
 from liveness.tasks.activity_reschedule import ActivityReschedule
 from liveness.tasks.declared_bindings import DeclaredBindings
 from liveness.tasks.maintenance import Maintenance
@@ -442,7 +443,13 @@ class Server:
         self.ownership = ActivityOwnership(node, remote_nodes, self.quotas)
         self.reconciler = BindingReconciler(node, self.ownership, remote_nodes)
         self.declared_bindings = DeclaredBindings(node)
-        self._timers = timers = TimerRunner(node, timer_heaps, self.reconciler, self.declared_bindings)
+        self._timers = timers = TimerRunner(
+            node,
+            timer_heaps,
+            self.reconciler,
+            ActivityLimits(node, self.ownership),
+            self.declared_bindings,
+        )
         self.matching = Matching(node, self.ownership, remote_nodes, self.hints.notify_activities_available)
         self.peers.on_attended = self.matching.note_attended
         self.supervisor_mail = SupervisorMail(self._clock)
@@ -613,7 +620,9 @@ class Server:
             ComponentService(node, workers, self.supervisor_mail),
             self.component_metrics,
             self.registry,
-            ProgressService(node, self.telemetry, self.quotas, self.all_nodes),
+            ProgressService(
+                node, self.telemetry, self.quotas, self.all_nodes, self.ownership.check_key_owner
+            ),
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens,

@@ -17,7 +17,7 @@ from liveness.background import BackgroundTasks
 from liveness.dispatch.reconciler import BindingReconciler
 from liveness.domain.activity import activity_timer as activity_timer_of
 from liveness.domain.keys import ActivityKey, WorkerKey
-from liveness.domain.reactions import VerifyDispatchTask, WorkerCleanupTask, worker_timer
+from liveness.domain.reactions import ActivityDueTask, VerifyDispatchTask, WorkerCleanupTask, worker_timer
 from liveness.domain.worker import InactiveReason
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
@@ -27,6 +27,7 @@ from liveness.expiry.lease_deadlines import LeaseEnd
 from liveness.expiry.throttle import DueLease
 from liveness.slices import SLICE_US, end_slice
 from liveness.tasks.activity_due import make_activity_available
+from liveness.tasks.activity_limits import ActivityLimits
 from liveness.tasks.contract import Done, NotYet, Stale, TimerOutcome
 from liveness.tasks.declared_bindings import DeclaredBindings
 from liveness.tasks.lease_expiry import expire_lease
@@ -64,6 +65,7 @@ class TimerRunner(NodeListener):
         node: Node,
         heaps: TimerHeaps,
         reconciler: BindingReconciler,
+        activity_limits: ActivityLimits,
         declared_bindings: DeclaredBindings | None = None,
     ) -> None:
         """`heaps`: the timers of the node's shards."""
@@ -72,6 +74,7 @@ class TimerRunner(NodeListener):
         self._reconciler = reconciler
         self._declared_bindings = declared_bindings
         self._verify_dispatch = VerifyDispatch(reconciler)
+        self._activity_limits = activity_limits
         # None of the leases in the following has a timer, unless a change of the worker arms one.
         self._found: list[DueLease[Shard]] = []
         """Leases that were found to be over since timers began to fire. More may be found in the next slice."""
@@ -261,7 +264,19 @@ class TimerRunner(NodeListener):
 
     def _fire_activity(self, shard: Shard, key: ActivityKey) -> TimerOutcome:
         activity = shard.activities.get(key)
-        task = activity_timer_of(key, activity) if activity is not None else None
+        if activity is None:
+            return Stale()
+        limits = self._activity_limits
+        if (outcome := limits.enforce(key, shard, activity)) is not None:
+            return outcome
+        outcome = self._execute_activity_task(activity_timer_of(key, activity), shard)
+        if isinstance(outcome, Done) or (end_ms := limits.next_end_ms(shard, activity)) is None:
+            return outcome
+        return NotYet(min(end_ms, outcome.due_ms) if isinstance(outcome, NotYet) else end_ms)
+
+    def _execute_activity_task(
+        self, task: VerifyDispatchTask | ActivityDueTask | None, shard: Shard
+    ) -> TimerOutcome:
         if task is None:
             return Stale()
         if isinstance(task, VerifyDispatchTask):

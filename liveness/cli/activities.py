@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import BinaryIO, TypeVar
 
 import click
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from liveness.cli.activity_output import activity_fields, activity_name, activity_row, state_name
@@ -19,6 +20,7 @@ from liveness.v1.activity_pb2 import (
     ActivityFilter,
     ActivityId,
     ActivityState,
+    ActivityTimeouts,
     CancelActivityRequest,
     DescribeActivityRequest,
     ListActivitiesRequest,
@@ -183,6 +185,22 @@ def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool
     metavar="NAME",
     help="The input's encoding: json/plain, text/plain, binary/plain, or one of the worker's own.  [default: by its content]",
 )
+@click.option(
+    "--schedule-to-close",
+    type=Milliseconds(),
+    help="Fail it if it is not finished in this time, over all attempts.",
+)
+@click.option("--schedule-to-start", type=Milliseconds(), help="Fail it if no worker takes it in this time.")
+@click.option(
+    "--start-to-close",
+    type=Milliseconds(),
+    help="Take an attempt from its worker after this time, and retry it.",
+)
+@click.option(
+    "--heartbeat-timeout",
+    type=Milliseconds(),
+    help="The same after this time without a call of task.progress.",
+)
 @click.option("--delay", "delay_ms", type=Milliseconds(), help="Make it available only after this time.")
 @click.option(
     "--max-attempts",
@@ -221,6 +239,10 @@ def schedule(
     initial_interval: int | None,
     max_interval: int | None,
     backoff: float | None,
+    schedule_to_close: int | None,
+    schedule_to_start: int | None,
+    start_to_close: int | None,
+    heartbeat_timeout: int | None,
     as_json: bool,
 ) -> None:
     """Schedule an activity. Scheduling the same activity again changes nothing.
@@ -229,6 +251,7 @@ def schedule(
     Examples:
       liveness activities schedule photo-17 --type resize --task-queue images --input '{"width": 200}'
       liveness activities schedule order-1 run-1 charge --type charge --task-queue billing --max-attempts 3
+      liveness activities schedule crawl --type crawl --task-queue web --start-to-close 10m --heartbeat-timeout 30s
       liveness activities schedule report --type report --task-queue night --delay 8h --input-file query.sql
     """
     id = parse_activity_id(names, kind)
@@ -248,6 +271,12 @@ def schedule(
             maximum_worker_deaths=max_worker_deaths,
         ),
         start_delay=None if delay_ms is None else from_ms(delay_ms),
+        timeouts=ActivityTimeouts(
+            schedule_to_close_timeout=_optional(schedule_to_close),
+            schedule_to_start_timeout=_optional(schedule_to_start),
+            start_to_close_timeout=_optional(start_to_close),
+            heartbeat_timeout=_optional(heartbeat_timeout),
+        ),
     )
     response = client.call(client.activities.ScheduleActivity, request)
     if as_json:
@@ -257,6 +286,10 @@ def schedule(
     else:
         print_note(f"Activity {activity_name(id)} was scheduled before and is {state_name(response.state)}; "
              "nothing was changed.")  # fmt: skip
+
+
+def _optional(ms: int | None) -> Duration | None:
+    return None if ms is None else from_ms(ms)
 
 
 def _read_input(text: str | None, file: BinaryIO | None) -> bytes | None:

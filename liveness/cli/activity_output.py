@@ -12,6 +12,7 @@ from liveness.v1.activity_pb2 import (
     ActivityId,
     ActivityState,
     RetryPolicy,
+    TimeoutType,
 )
 
 
@@ -60,6 +61,10 @@ def activity_fields(activity: Activity) -> list[tuple[str, object]]:
         ("failures", activity.failures),
         ("worker deaths", f"{activity.worker_deaths} in a row" if activity.worker_deaths else ""),
         ("last failure", activity.last_failure),
+        ("time limits", _timeouts_text(activity)),
+        ("time is over", _timeout_text(activity)),
+        ("last heartbeat", format_age(activity, "last_heartbeat_time")),
+        ("progress", _progress_text(activity)),
         ("retries", _retry_policy_text(activity.retry_policy) if activity.HasField("retry_policy") else ""),
         ("shard", activity.shard_id),
         ("input", described_payload(activity.input, activity.input_encoding)),
@@ -73,6 +78,27 @@ def _state_text(activity: Activity) -> str:
     if activity.state == ACTIVITY_STATE_WAITING and activity.HasField("due_time"):
         return f"{word} (due {format_time_left(activity, 'due_time')})"
     return word
+
+
+def _timeouts_text(activity: Activity) -> str:
+    return ", ".join(
+        f"{field.name.removesuffix('_timeout').replace('_', ' ')} {format_ms(to_ms(limit))}"
+        for field, limit in activity.timeouts.ListFields()
+    )
+
+
+def _timeout_text(activity: Activity) -> str:
+    if not activity.HasField("timeout_time"):
+        return ""
+    limit = enum_name(TimeoutType, activity.next_timeout_type).lower().replace("_", " ")
+    return f"{format_time_left(activity, 'timeout_time')} ({limit})"
+
+
+def _progress_text(activity: Activity) -> str:
+    if not activity.HasField("heartbeat_details_time"):
+        return ""
+    details = described_payload(activity.heartbeat_details, activity.heartbeat_details_encoding)
+    return f"{details} ({format_age(activity, 'heartbeat_details_time')})"
 
 
 def _retry_policy_text(policy: RetryPolicy) -> str:

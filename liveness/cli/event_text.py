@@ -407,6 +407,21 @@ def _started(event: Event, data: Data) -> EventText:
     return EventText(EventTone.PROGRESS, _event_activity_name(event, data), f"started on {_holder(data)}")
 
 
+def _heartbeat_recorded(event: Event, data: Data) -> EventText:
+    told = " and told how far it has come" if data["details"] is not None else ""
+    return EventText(
+        EventTone.MINOR, _event_activity_name(event, data), f"is at work (attempt {data['attempt']}){told}"
+    )
+
+
+def _timed_out(event: Event, data: Data) -> EventText:
+    again = f", again in {humanize_ms(data['due_ms'] - data['at_ms'])}" if data["due_ms"] else " for good"
+    holder = f" on {_holder(data)}" if data["worker"] else ""
+    text = f"failed{holder}{again}{_reason_suffix(data['message'])}"
+    tone = EventTone.PROBLEM if data["due_ms"] else EventTone.DEATH
+    return EventText(tone, _event_activity_name(event, data), text)
+
+
 def _completed(event: Event, data: Data) -> EventText:
     return EventText(
         EventTone.ARRIVAL, _event_activity_name(event, data), f"was completed by {_holder(data)}"
@@ -558,6 +573,8 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "ReplicaLeft": _replica_left,
     "ActivityScheduled": _scheduled,
     "ActivityStarted": _started,
+    "ActivityHeartbeatRecorded": _heartbeat_recorded,
+    "ActivityTimedOut": _timed_out,
     "ActivityCompleted": _completed,
     "ActivityAttemptFailed": _attempt_failed,
     "ActivityFailed": _failed,

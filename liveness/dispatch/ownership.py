@@ -32,6 +32,7 @@ from liveness.domain.activity_decider import (
     ActivityEvents,
     ActivitySpec,
     AttemptHolder,
+    HeartbeatDetails,
     current_holder,
     fenced_off_error,
 )
@@ -58,6 +59,10 @@ ADMIT_TRIES_MAX = 10
 """How often a call asks for quota slots that other calls take first, before it is refused."""
 
 Decision = Callable[[Shard, Activity], ActivityEvents]
+
+
+_NO_ACTIVITY = ActivityId("none", "none", "none")
+"""For questions about a worker alone."""
 
 
 class ActivityOwnership:
@@ -150,6 +155,12 @@ class ActivityOwnership:
         check_session_is_named(view.session_id, session_id, principal)
         if session_id != view.session_id:
             raise SessionNotCurrent(session_id=session_id, worker=worker_key.instance_key)
+
+    async def check_key_owner(self, worker_key: WorkerKey, principal: str) -> None:
+        """Refuse a principal that names a worker of another one. Nobody owns the key of a worker that is not known."""
+        view = await self._bindings_of(worker_key).look_up(_NO_ACTIVITY)
+        if view is not None and view.principal and view.principal != principal:
+            raise WorkerKeyOwned(worker=worker_key.instance_key)
 
     # -- starting attempts
 
@@ -342,6 +353,18 @@ class ActivityOwnership:
             return  # the next owner of the activity's shard knows; the reconciler asks it
         await worker.unbind(key.id, bound.attempt, taken=False)
 
+    async def record_heartbeat(
+        self, key: ActivityKey, holder: AttemptHolder, details: HeartbeatDetails | None
+    ) -> Activity:
+        """Note that the holder of an attempt is at work on it."""
+
+        def decision(shard: Shard, activity: Activity) -> ActivityEvents:
+            return decide.record_heartbeat(activity, holder, details, shard.now_ms())
+
+        shard, worker, activity = await self._decide_for_holder(key, holder, decision)
+        await self._node.wait_durable(shard, *worker.shards_to_commit)
+        return activity
+
     # -- ending attempts
 
     async def complete(
@@ -356,11 +379,24 @@ class ActivityOwnership:
         )
 
     async def fail(
-        self, key: ActivityKey, holder: AttemptHolder, message: str, *, retryable: bool, after_ms: int | None
+        self,
+        key: ActivityKey,
+        holder: AttemptHolder,
+        message: str,
+        *,
+        retryable: bool,
+        after_ms: int | None,
+        details: HeartbeatDetails | None = None,
     ) -> Activity:
         def decision(shard: Shard, activity: Activity) -> ActivityEvents:
             return decide.fail(
-                activity, holder, message, shard.now_ms(), retryable=retryable, after_ms=after_ms
+                activity,
+                holder,
+                message,
+                shard.now_ms(),
+                retryable=retryable,
+                after_ms=after_ms,
+                details=details,
             )
 
         return await self._end_attempt(key, holder, decision)
@@ -404,6 +440,14 @@ class ActivityOwnership:
     async def _end_attempt(self, key: ActivityKey, holder: AttemptHolder, decision: Decision) -> Activity:
         """End an attempt for its holder. A token whose lease is over is refused, even before the reschedule of the
         attempt took effect."""
+        shard, worker, activity = await self._decide_for_holder(key, holder, decision)
+        await worker.end_attempt(shard, key.id, holder.attempt, taken=False)
+        return activity
+
+    async def _decide_for_holder(
+        self, key: ActivityKey, holder: AttemptHolder, decision: Decision
+    ) -> tuple[Shard, WorkerBindings, Activity]:
+        """Apply what the holder of an attempt wants, unless its lease is over. The caller waits until it is durable."""
         shard, known = await self._load_activity(key)
         events = decision(shard, known)
         worker = self._bindings_of(WorkerKey(key.namespace, holder.worker))
@@ -416,8 +460,7 @@ class ActivityOwnership:
                 raise fenced_off_error(key.id, holder, reason)
         activity = shard.change_activity(key, events)
         assert activity is not None
-        await worker.end_attempt(shard, key.id, holder.attempt, taken=False)
-        return activity
+        return shard, worker, activity
 
     def unbind_soon(self, key: ActivityKey, worker: str, attempt: int) -> None:
         """Take an attempt from a worker: in this turn if this node serves its shard, otherwise in the background."""

@@ -8,6 +8,8 @@
             └─────────────────── STARTED ──► COMPLETED · FAILED · CANCELLED
                                     └─ its workers died too often ──► QUARANTINED
 
+A time limit that is over ends a held attempt as a failure, or an activity in any of the three upper states for good.
+
 An activity that a worker bound by heartbeat alone becomes known here only when that worker is lost. It is then AVAILABLE,
 or RELEASED and then HANDED_ON if another engine receives the reschedules of its task queue.
 """
@@ -19,6 +21,7 @@ from functools import singledispatch
 from typing import NamedTuple
 
 from liveness.domain.events import (
+    NO_LIMITS,
     ActivityAttemptFailed,
     ActivityCancelled,
     ActivityCancelRequested,
@@ -27,13 +30,17 @@ from liveness.domain.events import (
     ActivityFailed,
     ActivityGivenBack,
     ActivityHandedOn,
+    ActivityHeartbeatRecorded,
     ActivityMadeAvailable,
     ActivityQuarantined,
     ActivityReleased,
     ActivityScheduled,
     ActivityStarted,
+    ActivityTimedOut,
     AttemptEnded,
     Retry,
+    TimeLimit,
+    TimeLimits,
 )
 from liveness.domain.keys import ActivityId, ActivityKey
 from liveness.domain.reactions import ActivityDueTask, VerifyDispatchTask
@@ -117,6 +124,20 @@ class Activity(NamedTuple):
     input_encoding: str = ""
     """How the client encoded the input; empty if it did not say. The result has its own."""
     result_encoding: str = ""
+    limits: TimeLimits = NO_LIMITS
+    close_by_ms: int = 0
+    """When `schedule_to_close` is over; 0 without that limit."""
+    heard_ms: int = 0
+    """STARTED: when the attempt last sent a heartbeat, or else when it started."""
+    heard_wall_ms: int = 0
+    """When an attempt last sent a heartbeat; 0 if the present attempt has sent none."""
+    details: bytes = b""
+    """What the last heartbeat that had details said; the next attempt is given it."""
+    details_encoding: str = ""
+    details_wall_ms: int = 0
+    """When; 0 if no attempt has reported details."""
+    timed_out: str = ""
+    """The `TimeLimit` that ended the last attempt, or the activity; empty if none did."""
 
     @property
     def is_managed(self) -> bool:
@@ -125,6 +146,47 @@ class Activity(NamedTuple):
 
     def bound(self) -> BoundActivity:
         return BoundActivity(*self.id, self.attempt, self.task_queue, self.token)
+
+
+class LimitEnd(NamedTuple):
+    """A time limit of an activity, and when it is over."""
+
+    limit: TimeLimit
+    limit_ms: int
+    since_ms: int
+    end_ms: int
+
+
+def limit_ends(activity: Activity) -> list[LimitEnd]:
+    """The time limits that run in the activity's present state."""
+    if activity.limits is NO_LIMITS:
+        return []
+    limits, state, ends = activity.limits, activity.state, []
+    if activity.close_by_ms and state in _UNDER_WAY:
+        limit_ms = limits.schedule_to_close_ms
+        since_ms = activity.close_by_ms - limit_ms
+        ends.append(LimitEnd(TimeLimit.SCHEDULE_TO_CLOSE, limit_ms, since_ms, activity.close_by_ms))
+    running: list[tuple[TimeLimit, int, int]] = []
+    if state is ActivityState.STARTED:
+        running = [
+            (TimeLimit.START_TO_CLOSE, limits.start_to_close_ms, activity.since_ms),
+            (TimeLimit.HEARTBEAT, limits.heartbeat_ms, activity.heard_ms),
+        ]
+    elif state is ActivityState.AVAILABLE:
+        running = [(TimeLimit.SCHEDULE_TO_START, limits.schedule_to_start_ms, activity.since_ms)]
+    ends += [LimitEnd(limit, ms, since_ms, since_ms + ms) for limit, ms, since_ms in running if ms]
+    return ends
+
+
+_UNDER_WAY = (ActivityState.WAITING, ActivityState.AVAILABLE, ActivityState.STARTED)
+
+
+def activity_timer_ms(activity: Activity) -> int | None:
+    """When to look at the activity: it becomes available, is to be verified, or a time limit is over."""
+    times = [end.end_ms for end in limit_ends(activity)]
+    if activity.state in (ActivityState.STARTED, ActivityState.WAITING):
+        times.append(activity.due_ms)
+    return min(times, default=None)
 
 
 def activity_timer(key: ActivityKey, activity: Activity) -> VerifyDispatchTask | ActivityDueTask | None:
@@ -142,8 +204,21 @@ class ImpossibleActivityEvent(Exception):
 
 def evolve(activity: Activity | None, event: ActivityEvent, workflow_id: str, wall_ms: int) -> Activity:
     """Return the next state. `wall_ms`: the wall time that the log has for the event."""
-    # Every event brings the activity into a state.
+    if isinstance(event, ActivityHeartbeatRecorded):
+        return _heard(activity, event, wall_ms)
+    # Every other event brings the activity into a state.
     return _next_state(activity, event, workflow_id)._replace(since_wall_ms=wall_ms)
+
+
+def _heard(activity: Activity | None, event: ActivityHeartbeatRecorded, wall_ms: int) -> Activity:
+    if activity is None or activity.state is not ActivityState.STARTED:
+        raise ImpossibleActivityEvent("ActivityHeartbeatRecorded about an activity that nobody holds")
+    heard = activity._replace(heard_ms=event.at_ms, heard_wall_ms=wall_ms)
+    if event.details is None:
+        return heard
+    return heard._replace(
+        details=event.details, details_encoding=event.details_encoding, details_wall_ms=wall_ms
+    )
 
 
 def _next_state(activity: Activity | None, event: ActivityEvent, workflow_id: str) -> Activity:
@@ -173,7 +248,13 @@ def _scheduled(event: ActivityScheduled, workflow_id: str) -> Activity:
         retry=event.retry,
         since_ms=event.at_ms,
         due_ms=event.due_ms if later else 0,
+        limits=event.limits if any(event.limits) else NO_LIMITS,
+        close_by_ms=_close_by_ms(event.limits, max(event.due_ms, event.at_ms)),
     )
+
+
+def _close_by_ms(limits: TimeLimits, from_ms: int) -> int:
+    return from_ms + limits.schedule_to_close_ms if limits.schedule_to_close_ms else 0
 
 
 def _cancel_requested(
@@ -221,6 +302,27 @@ def _(event: ActivityStarted, activity: Activity) -> Activity:
         attempt=event.attempt,
         since_ms=event.at_ms,
         due_ms=event.verify_ms,
+        heard_ms=event.at_ms if activity.limits is not NO_LIMITS else 0,
+        heard_wall_ms=0,
+    )
+
+
+@_evolve.register
+def _(event: ActivityTimedOut, activity: Activity) -> Activity:
+    if activity.state not in _UNDER_WAY:
+        raise ImpossibleActivityEvent(f"ActivityTimedOut about an activity that is {activity.state.name}")
+    was_held = activity.state is ActivityState.STARTED
+    return activity._replace(
+        state=ActivityState.WAITING if event.due_ms else ActivityState.FAILED,
+        attempt=event.attempt + 1 if event.due_ms else event.attempt,
+        worker="",
+        epoch=0,
+        since_ms=event.at_ms,
+        due_ms=event.due_ms,
+        failures=activity.failures + was_held,
+        deaths=0,
+        last_failure=event.message,
+        timed_out=event.limit.value,
     )
 
 
@@ -236,6 +338,7 @@ def _ended(event: AttemptEnded, activity: Activity, state: ActivityState) -> Act
         since_ms=event.at_ms,
         due_ms=0,
         deaths=0,
+        timed_out="",
         end=EndedAttempt(event.worker, event.epoch, event.attempt, type(event).__name__),
     )
 
@@ -286,7 +389,11 @@ def _(event: ActivityMadeAvailable, activity: Activity) -> Activity:
     available = activity._replace(
         state=ActivityState.AVAILABLE, attempt=event.attempt, since_ms=event.at_ms, due_ms=0
     )
-    return available._replace(failures=0, deaths=0) if event.fresh else available
+    if not event.fresh:
+        return available
+    return available._replace(
+        failures=0, deaths=0, timed_out="", close_by_ms=_close_by_ms(activity.limits, event.at_ms)
+    )
 
 
 @_evolve.register

@@ -12,6 +12,7 @@ from liveness.domain.activity import (
     FINISHED_ACTIVITY_STATES,
     Activity,
     ActivityState,
+    LimitEnd,
     ReleasedAttempt,
 )
 from liveness.domain.errors import (
@@ -23,6 +24,7 @@ from liveness.domain.errors import (
 )
 from liveness.domain.errors import ActivityFinished as ActivityFinishedError
 from liveness.domain.events import (
+    NO_LIMITS,
     ActivityAttemptFailed,
     ActivityCancelled,
     ActivityCancelRequested,
@@ -31,12 +33,16 @@ from liveness.domain.events import (
     ActivityFailed,
     ActivityGivenBack,
     ActivityHandedOn,
+    ActivityHeartbeatRecorded,
     ActivityMadeAvailable,
     ActivityQuarantined,
     ActivityReleased,
     ActivityScheduled,
     ActivityStarted,
+    ActivityTimedOut,
     Retry,
+    TimeLimit,
+    TimeLimits,
 )
 from liveness.domain.keys import ActivityId
 from liveness.domain.policy import Policy
@@ -53,6 +59,14 @@ class ActivitySpec(NamedTuple):
     input: bytes
     retry: Retry
     input_encoding: str = ""
+    limits: TimeLimits = NO_LIMITS
+
+
+class HeartbeatDetails(NamedTuple):
+    """How far an attempt has come, in its worker's own words."""
+
+    data: bytes
+    encoding: str = ""
 
 
 class AttemptHolder(NamedTuple):
@@ -87,6 +101,8 @@ def schedule(
     ):
         if given != kept:
             raise ActivityDiffers(activity=format_activity_id(id), what=name)
+    if spec.limits != activity.limits:
+        raise ActivityDiffers(activity=format_activity_id(id), what="time limits")
     # A client that names no encoding, as older ones do, may repeat what another client scheduled.
     if spec.input_encoding and activity.input_encoding not in ("", spec.input_encoding):
         raise ActivityDiffers(activity=format_activity_id(id), what="input encoding")
@@ -96,7 +112,7 @@ def schedule(
 def _scheduled(id: ActivityId, spec: ActivitySpec, at_ms: int, due_ms: int) -> ActivityScheduled:
     return ActivityScheduled(
         **_id_fields(id), activity_type=spec.type, task_queue=spec.task_queue, input=spec.input, retry=spec.retry,
-        at_ms=at_ms, due_ms=due_ms, input_encoding=spec.input_encoding,
+        at_ms=at_ms, due_ms=due_ms, input_encoding=spec.input_encoding, limits=spec.limits,
     )  # fmt: skip
 
 
@@ -164,6 +180,73 @@ def complete(
     return (ActivityCompleted(**end_fields, result=result, result_encoding=result_encoding),)
 
 
+def record_heartbeat(
+    activity: Activity, holder: AttemptHolder, details: HeartbeatDetails | None, at_ms: int
+) -> ActivityEvents:
+    _check_held(activity, holder)
+    return (_heartbeat_recorded(activity, details, at_ms),)
+
+
+def _heartbeat_recorded(
+    activity: Activity, details: HeartbeatDetails | None, at_ms: int
+) -> ActivityHeartbeatRecorded:
+    return ActivityHeartbeatRecorded(
+        **_id_fields(activity.id),
+        attempt=activity.attempt,
+        at_ms=at_ms,
+        details=None if details is None else details.data,
+        details_encoding="" if details is None else details.encoding,
+    )
+
+
+def time_out(activity: Activity, end: LimitEnd, at_ms: int) -> ActivityEvents:
+    """End what a time limit that is over limits: the attempt, which is tried again by its retry policy, or the activity."""
+    is_held = activity.state is STARTED
+    ends_attempt = end.limit in (TimeLimit.START_TO_CLOSE, TimeLimit.HEARTBEAT)
+    failures = activity.failures + is_held
+    retry = activity.retry or Retry()
+    due_ms = 0
+    outcome = "the activity failed"
+    if ends_attempt:
+        outcome = "no attempt is left"
+        if not _has_exhausted_retries(retry, failures):
+            due_ms = at_ms + backoff_ms(retry, failures)
+            outcome = "it is tried again"
+            if 0 < activity.close_by_ms <= due_ms:
+                due_ms, outcome = 0, "no time is left for another attempt"
+    since_wall_ms = (activity.since_wall_ms or 0) - (activity.since_ms - end.since_ms)
+    if end.limit is TimeLimit.HEARTBEAT and activity.heard_wall_ms:
+        since_wall_ms = activity.heard_wall_ms
+    return (
+        ActivityTimedOut(
+            **_id_fields(activity.id), limit=end.limit, limit_ms=end.limit_ms, at_ms=at_ms, since_ms=end.since_ms,
+            since_wall_ms=since_wall_ms, attempt=activity.attempt, worker=activity.worker, epoch=activity.epoch,
+            heard_wall_ms=activity.heard_wall_ms, due_ms=due_ms,
+            message=f"{_time_out_reason(activity, end)}; {outcome}",
+        ),
+    )  # fmt: skip
+
+
+def _time_out_reason(activity: Activity, end: LimitEnd) -> str:
+    limit = f"{end.limit} of {_seconds(end.limit_ms)}"
+    if end.limit is TimeLimit.SCHEDULE_TO_START:
+        return f"{limit} is over: no worker took the activity in time"
+    if end.limit is TimeLimit.SCHEDULE_TO_CLOSE:
+        where = {
+            STARTED: f"attempt {activity.attempt} was running on worker {activity.worker}",
+            ActivityState.AVAILABLE: f"attempt {activity.attempt} was waiting for a worker",
+        }.get(activity.state, f"attempt {activity.attempt} was not due yet")
+        return f"{limit} is over: {where}"
+    attempt = f"attempt {activity.attempt} on worker {activity.worker}"
+    if end.limit is TimeLimit.START_TO_CLOSE:
+        return f"{limit} is over: {attempt} was still running, and the worker alive"
+    return f"{limit} is over: {attempt} has sent no heartbeat since its {'last' if activity.heard_wall_ms else 'start'}"
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1_000:g} s"
+
+
 def fail(
     activity: Activity,
     holder: AttemptHolder,
@@ -172,6 +255,7 @@ def fail(
     *,
     retryable: bool = True,
     after_ms: int | None = None,
+    details: HeartbeatDetails | None = None,
 ) -> ActivityEvents:
     if _is_repeated_end(activity, holder, ActivityAttemptFailed, ActivityFailed):
         return ()
@@ -179,11 +263,15 @@ def fail(
     retry = activity.retry or Retry()
     end_fields = _end_fields(activity, holder, at_ms)
     failures = activity.failures + 1
+    heard = () if details is None else (_heartbeat_recorded(activity, details, at_ms),)
     if not retryable or _has_exhausted_retries(retry, failures):
-        return (ActivityFailed(**end_fields, message=message),)
+        return (*heard, ActivityFailed(**end_fields, message=message))
     if after_ms is None:
         after_ms = backoff_ms(retry, failures)
-    return (ActivityAttemptFailed(**end_fields, message=message, due_ms=at_ms + after_ms),)
+    if 0 < activity.close_by_ms <= at_ms + after_ms:
+        # The limit would end the activity before its next attempt could start.
+        return (*heard, ActivityFailed(**end_fields, message=message))
+    return (*heard, ActivityAttemptFailed(**end_fields, message=message, due_ms=at_ms + after_ms))
 
 
 def give_back(activity: Activity, holder: AttemptHolder, reason: str, at_ms: int) -> ActivityEvents:

@@ -7,6 +7,7 @@ new class; never rename or reinterpret a field.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from liveness.domain.component import ComponentOrder, ComponentStatus, ProcessExit
@@ -283,6 +284,31 @@ class Retry(NamedTuple):
     """How many workers in a row may die with it; None for the limit of the namespace, 0 for any number."""
 
 
+class TimeLimits(NamedTuple):
+    """How long an activity may take, on the observed clock of its shard; 0 for any time."""
+
+    schedule_to_close_ms: int = 0
+    """From when it could first start until it is finished, over all attempts."""
+    schedule_to_start_ms: int = 0
+    """From when an attempt became available until a worker holds it."""
+    start_to_close_ms: int = 0
+    """From when a worker was handed an attempt until the attempt ends."""
+    heartbeat_ms: int = 0
+    """Between two heartbeats of an attempt."""
+
+
+NO_LIMITS = TimeLimits()
+
+
+class TimeLimit(StrEnum):
+    """The field of `TimeLimits`, without the unit."""
+
+    SCHEDULE_TO_CLOSE = "schedule_to_close"
+    SCHEDULE_TO_START = "schedule_to_start"
+    START_TO_CLOSE = "start_to_close"
+    HEARTBEAT = "heartbeat"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityFact:
     """The activity within its workflow; the log row names the workflow."""
@@ -302,6 +328,7 @@ class ActivityScheduled(ActivityFact):
     """When it becomes available; at once if not after `at_ms`."""
     input_encoding: str = ""
     """Chosen by the client and never read here; empty if it named none."""
+    limits: TimeLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +349,40 @@ class AttemptEnded(ActivityFact):
     epoch: int
     attempt: int
     at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityHeartbeatRecorded(ActivityFact):
+    """The worker that holds the attempt says that it is at work on it."""
+
+    attempt: int
+    at_ms: int
+    details: bytes | None = None
+    """How far the work has come, in the worker's own words; None keeps what it said before."""
+    details_encoding: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityTimedOut(ActivityFact):
+    """A time limit of the activity is over. An attempt that a worker held is taken from it."""
+
+    limit: TimeLimit
+    limit_ms: int
+    at_ms: int
+    since_ms: int
+    """When the limited time began, on the same clock as `at_ms`."""
+    since_wall_ms: int
+    attempt: int
+    """The attempt that was held, or would have come next."""
+    worker: str
+    """Who held it; empty if nobody did, and then `epoch` is 0."""
+    epoch: int
+    heard_wall_ms: int
+    """When the attempt last sent a heartbeat; 0 if it never did."""
+    due_ms: int
+    """When the next attempt is due; 0 if the activity failed for good."""
+    message: str
+    """The reason in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,6 +469,8 @@ class ActivityHandedOn(ActivityFact):
 ActivityEvent = (
     ActivityScheduled
     | ActivityStarted
+    | ActivityHeartbeatRecorded
+    | ActivityTimedOut
     | ActivityCompleted
     | ActivityAttemptFailed
     | ActivityFailed
@@ -463,6 +526,6 @@ Event = WorkerEvent | ActivityEvent | ProgressReported | ProgressForgotten | Con
 BINDING_EVENTS = (BindingsChanged, ActivityHanded, BindingsEnded)
 """Events that only change which activities a worker holds."""
 
-SHORT_LIVED_EVENTS = (*BINDING_EVENTS, ProgressReported)
+SHORT_LIVED_EVENTS = (*BINDING_EVENTS, ProgressReported, ActivityHeartbeatRecorded)
 """They are many, and rows contain their outcome: they are kept for a shorter time than those that say what became of a worker or
 an activity."""

@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from liveness.domain.activity import FINISHED_ACTIVITY_STATES, Activity, ActivityState, activity_timer, evolve
+from liveness.domain.activity import (
+    FINISHED_ACTIVITY_STATES,
+    Activity,
+    ActivityState,
+    activity_timer_ms,
+    evolve,
+)
 from liveness.domain.activity_decider import ActivityEvents
 from liveness.domain.errors import ActivityNotFound
+from liveness.domain.events import ActivityHeartbeatRecorded
 from liveness.domain.keys import ActivityKey
 from liveness.engine.backlog import Backlog
 from liveness.engine.open_activities import OpenActivities
@@ -69,7 +76,9 @@ class ActivityBook:
             activity = evolve(activity, event, key.workflow_id, wall_ms)
         if events and activity is not None:
             self._activities[key] = pending.activities[key] = activity
-            self._arm(key, activity)
+            if type(events[-1]) is not ActivityHeartbeatRecorded:
+                # A heartbeat only moves a limit later: the timer fires early and is armed again, so that it costs nothing here.
+                self._arm(key, activity)
             self._count_quarantined(key.namespace, before, activity)
             self.backlog.record_change(key, before, activity)
             self.open.record_change(key.namespace, before, activity, pending.last_seq)
@@ -99,7 +108,8 @@ class ActivityBook:
         return len(evicted)
 
     def _arm(self, key: ActivityKey, activity: Activity) -> None:
-        if activity_timer(key, activity) is None:
+        due_ms = activity_timer_ms(activity)
+        if due_ms is None:
             self._timers.disarm(key)
         else:
-            self._timers.arm(key, activity.due_ms)
+            self._timers.arm(key, due_ms)

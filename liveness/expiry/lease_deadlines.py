@@ -91,24 +91,31 @@ class LeaseDeadlines:
         standing = worker.standing
         if standing.grace_ms and key in self._disconnected:
             disconnect_ends_ms = self._disconnected[key] + standing.grace_ms
-            if self._is_inherited(worker):
+            if self._is_inherited(worker.renewed_ms):
                 disconnect_ends_ms = max(disconnect_ends_ms, grace_until_ms)
             terms.append((InactiveReason.DISCONNECTED, disconnect_ends_ms))
         if standing.drain_deadline_ms:
             terms.append((InactiveReason.DRAINED, standing.drain_deadline_ms))
         return terms
 
-    def _silence_ends_ms(self, worker: Worker, grace_until_ms: int) -> int:
-        deadline_ms = worker.deadline_ms
-        if deadline_ms >= grace_until_ms or not self._is_inherited(worker):
-            return deadline_ms
-        takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self.takeovers)
-        return deadline_ms if takeovers_in_silence > TAKEOVER_GRACES_MAX else grace_until_ms
+    def with_takeover_grace(self, end_ms: int, heard_ms: int) -> int:
+        """Return when a time ends that would be over at `end_ms`, and whose owner was last heard of at `heard_ms`: not before
+        the grace that follows a take-over, as with leases."""
+        return self._with_grace(end_ms, heard_ms, self._grace_until_ms)
 
-    def _is_inherited(self, worker: Worker) -> bool:
-        """Return whether an earlier owner granted the lease. Its last commit may fall into the very millisecond of the
-        take-over, so a lease of that millisecond counts as inherited."""
-        return bool(self.takeovers) and worker.renewed_ms <= self.takeovers[-1]
+    def _silence_ends_ms(self, worker: Worker, grace_until_ms: int) -> int:
+        return self._with_grace(worker.deadline_ms, worker.renewed_ms, grace_until_ms)
+
+    def _with_grace(self, end_ms: int, heard_ms: int, grace_until_ms: int) -> int:
+        if end_ms >= grace_until_ms or not self._is_inherited(heard_ms):
+            return end_ms
+        takeovers_in_silence = sum(at_ms > heard_ms for at_ms in self.takeovers)
+        return end_ms if takeovers_in_silence > TAKEOVER_GRACES_MAX else grace_until_ms
+
+    def _is_inherited(self, heard_ms: int) -> bool:
+        """Return whether an earlier owner heard it, and so granted the lease. Its last commit may fall into the very millisecond
+        of the take-over, so a lease of that millisecond counts as inherited."""
+        return bool(self.takeovers) and heard_ms <= self.takeovers[-1]
 
 
 def _earliest_ms(terms: list[tuple[InactiveReason, int]]) -> int:

@@ -97,6 +97,7 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "ActivityService/ScheduleActivity": WORKFLOW_SHARD,
     "ActivityService/CompleteActivity": WORKFLOW_SHARD,
     "ActivityService/FailActivity": WORKFLOW_SHARD,
+    "ActivityService/RecordActivityHeartbeat": WORKFLOW_SHARD,
     "ActivityService/ClaimActivity": WORKFLOW_SHARD,
     "ActivityService/ReleaseActivity": WORKFLOW_SHARD,
     "ActivityService/DescribeActivity": WORKFLOW_SHARD,

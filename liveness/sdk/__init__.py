@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from liveness.sdk.metrics import MetricPoint, MetricSeries
     from liveness.sdk.registration import Registration
     from liveness.sdk.task import Stats, Task
+    from liveness.sdk.timeouts import Timeouts
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
     from liveness.sdk.worker import Worker
     from liveness.sdk.worker_info import (
@@ -118,6 +119,7 @@ __all__ = [
     "SessionReplaced",
     "Stats",
     "Task",
+    "Timeouts",
     "TokenFile",
     "VersionMismatch",
     "Worker",
@@ -142,6 +144,7 @@ _MODULES = (
     "liveness.sdk.metrics",
     "liveness.sdk.registration",
     "liveness.sdk.task",
+    "liveness.sdk.timeouts",
     "liveness.sdk.values",
     "liveness.sdk.worker",
     "liveness.sdk.worker_info",

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Self, TypeVar, overload
 
 from liveness.sdk.converter import DEFAULT_CONVERTER, Converter, Payload, decode, parse_json
+from liveness.sdk.timeouts import timed_out_from_proto
 from liveness.sdk.values import (
     RESTING_STATES,
     ActivityRef,
@@ -44,6 +45,14 @@ class ActivityInfo:
     input_encoding: str = ""
     """How the input is encoded; empty if the client that scheduled it did not say. The result has its own."""
     result_encoding: str = ""
+    timed_out: str = ""
+    """The time limit that ended the last attempt, or the activity: "start_to_close", "heartbeat", "schedule_to_start" or
+    "schedule_to_close"; empty if none did."""
+    last_heartbeat: datetime | None = None
+    """When the present attempt last called `task.progress`."""
+    heartbeat_details: bytes = b""
+    """As it is stored; shortened in lists. `details` decodes it."""
+    heartbeat_details_encoding: str = ""
     converter: Converter = field(default=DEFAULT_CONVERTER, repr=False, compare=False)
     """The client's."""
 
@@ -78,6 +87,19 @@ class ActivityInfo:
         payload = Payload(self.input, self.input_encoding)
         return decode(self.converter, f"the input of {self.ref}", payload, type_hint)
 
+    @overload
+    def details(self) -> Any: ...
+    @overload
+    def details(self, type_hint: builtins.type[T]) -> T | None: ...
+    @overload
+    def details(self, type_hint: Any) -> Any: ...
+    def details(self, type_hint: Any = Any) -> Any:
+        """What the handler last said with `task.progress`, like `value`; None if it said nothing."""
+        if not self.heartbeat_details and not self.heartbeat_details_encoding:
+            return None
+        payload = Payload(self.heartbeat_details, self.heartbeat_details_encoding)
+        return decode(self.converter, f"the progress of {self.ref}", payload, type_hint)
+
     def json(self) -> Any:
         """The result, parsed as JSON; None if there is none."""
         return parse_json(self._result_payload)
@@ -110,5 +132,11 @@ class ActivityInfo:
             result=message.result,
             input_encoding=message.input_encoding,
             result_encoding=message.result_encoding,
+            timed_out=timed_out_from_proto(message.timeout_type),
+            last_heartbeat=time_from_proto(message.last_heartbeat_time)
+            if message.HasField("last_heartbeat_time")
+            else None,
+            heartbeat_details=message.heartbeat_details,
+            heartbeat_details_encoding=message.heartbeat_details_encoding,
             converter=converter,
         )

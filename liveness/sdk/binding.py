@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
+from liveness.sdk.activity_heartbeats import ActivityHeartbeats
 from liveness.sdk.connection import Connection, uncancellable_future
 from liveness.sdk.converter import Converter, Payload, encode
 from liveness.sdk.errors import ActivityLost, AlreadyBound, InvalidArgument, NotConvertible
@@ -18,6 +19,7 @@ from liveness.sdk.held_attempt import CancelOnLoss, HeldAttempt
 from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, activity_error
 from liveness.sdk.session import WorkerSession
 from liveness.sdk.task import OutcomeReporter, Stats, Task, failure_message
+from liveness.sdk.timeouts import Timeouts, timeouts_to_proto
 from liveness.sdk.values import (
     ActivityRef,
     RetryPolicy,
@@ -98,6 +100,7 @@ class Claim:
         activity_type: str,
         content: object,
         retry: RetryPolicy | None,
+        timeouts: Timeouts | None,
         converter: Converter,
     ) -> None:
         self._connection = connection
@@ -115,6 +118,7 @@ class Claim:
             input=payload.data,
             input_encoding=payload.encoding,
             retry_policy=retry_policy_to_proto(retry),
+            timeouts=timeouts_to_proto(timeouts),
         )
         self._task: Task | None = None
         self._held_attempt: HeldAttempt | None = None
@@ -211,7 +215,9 @@ class Claim:
         if held_attempt is None:
             outcome.set_exception(ActivityLost(activity=ref, reason="the lease ended meanwhile"))
             return
-        self._held_attempt, self._task = held_attempt, Task(held_attempt, message, self._converter)
+        heartbeats = ActivityHeartbeats(self._connection, self._session, held_attempt, message)
+        self._held_attempt = held_attempt
+        self._task = Task(held_attempt, message, self._converter, heartbeats)
         outcome.set_result(self._task)
 
     def _abandon(self) -> None:

@@ -38,6 +38,7 @@ from liveness.sdk.metrics import (
     series_from_proto,
 )
 from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, activity_error, client_error
+from liveness.sdk.timeouts import Timeouts, timeouts_to_proto
 from liveness.sdk.values import (
     ActivityOrId,
     ActivityRef,
@@ -173,6 +174,7 @@ class Client:
         task_queue: str = "",
         retry: RetryPolicy | None = None,
         delay: float | timedelta = 0,
+        timeouts: Timeouts | None = None,
     ) -> ActivityHandle:
         """Schedule an activity. `input`: a JSON value, bytes, a dataclass, msgspec Struct or pydantic model, or whatever
         the client's converter knows; otherwise NotConvertible is raised. Scheduling the same activity again changes nothing; with different contents it raises
@@ -188,6 +190,7 @@ class Client:
             input_encoding=payload.encoding,
             retry_policy=retry_policy_to_proto(retry),
             start_delay=to_duration(delay) if delay else None,
+            timeouts=timeouts_to_proto(timeouts),
         )
         answer = await self._activity_call("ScheduleActivity", request, ref)
         return ActivityHandle(self, ref, created=answer.created, state=state_from_proto(answer.state))

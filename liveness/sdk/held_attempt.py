@@ -8,6 +8,7 @@ from threading import Event, Lock
 from types import TracebackType
 from typing import Protocol
 
+from liveness.sdk.converter import Payload
 from liveness.sdk.errors import ActivityLost, LeaseLost, WorkerStopped
 from liveness.sdk.values import ActivityRef, FencingToken
 
@@ -89,6 +90,8 @@ class HeldAttempt:
         self.epoch = 0
         """The lease epoch under which it is held; 0 before the server confirmed it."""
         self.lost = LostSignal()
+        self.stop_heartbeats: Callable[[], Payload | None] = lambda: None
+        """Called before the end of the attempt is reported. Returns details of its progress that the server does not have."""
 
     @property
     def fencing_token(self) -> FencingToken:

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from liveness.sdk import rpc_failures
+from liveness.sdk.activity_heartbeats import ActivityHeartbeats
 from liveness.sdk.binding import WORKER_NOT_LIVE_REASONS
 from liveness.sdk.connection import Connection, uncancellable_future
 from liveness.sdk.converter import Converter, Payload, encode
@@ -219,12 +220,16 @@ class Runner:
             coroutine = (
                 self._release(held_attempt)
                 if self._stopping
-                else self._run_task(held_attempt, Task(held_attempt, message, self._converter))
+                else self._run_task(held_attempt, self._task(held_attempt, message))
             )
             handler_task = self._loop.create_task(coroutine)
             self._handler_tasks.add(handler_task)
             handler_task.add_done_callback(self._on_task_done)
         self._changed.set()
+
+    def _task(self, held_attempt: HeldAttempt, message: ActivityTask) -> Task:
+        heartbeats = ActivityHeartbeats(self._connection, self._session, held_attempt, message)
+        return Task(held_attempt, message, self._converter, heartbeats)
 
     def _on_task_done(self, handler_task: asyncio.Task[None]) -> None:
         self._handler_tasks.discard(handler_task)

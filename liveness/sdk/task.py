@@ -10,9 +10,10 @@ from typing import Any, TypeVar, overload
 
 from google.protobuf.message import Message
 
+from liveness.sdk.activity_heartbeats import ActivityHeartbeats
 from liveness.sdk.connection import Connection, SelectMethod
-from liveness.sdk.converter import Converter, Payload, decode, parse_json
-from liveness.sdk.errors import GiveUp, NotConvertible, RetryLater
+from liveness.sdk.converter import Converter, Payload, decode, encode, parse_json
+from liveness.sdk.errors import GiveUp, InvalidArgument, NotConvertible, RetryLater
 from liveness.sdk.held_attempt import HeldAttempt, LostSignal
 from liveness.sdk.rpc_failures import RpcFailure
 from liveness.sdk.session import WorkerSession
@@ -20,6 +21,7 @@ from liveness.sdk.values import ActivityRef, FencingToken, id_to_proto, to_durat
 from liveness.v1 import activity_pb2
 
 MESSAGE_BYTES_MAX = 4_000
+DETAILS_BYTES_MAX = 16 * 1024
 
 T = TypeVar("T")
 
@@ -28,11 +30,17 @@ class Task:
     """One attempt of an activity, held by this worker."""
 
     def __init__(
-        self, held_attempt: HeldAttempt, message: activity_pb2.ActivityTask, converter: Converter
+        self,
+        held_attempt: HeldAttempt,
+        message: activity_pb2.ActivityTask,
+        converter: Converter,
+        heartbeats: ActivityHeartbeats,
     ) -> None:
         self._held_attempt = held_attempt
         self._message = message
         self._converter = converter
+        self._heartbeats = heartbeats
+        held_attempt.stop_heartbeats = heartbeats.close
         self.result: object = None
         """For claims: the result to record when the body ends normally."""
 
@@ -99,6 +107,34 @@ class Task:
         """Pass this token with every write. Raises ActivityLost once the activity is lost."""
         return self._held_attempt.fencing_token
 
+    def progress(self, details: object = None) -> None:
+        """Tell the server that the handler is at work, and how far it has come: `task.progress({"rows": 17_000})`.
+
+        Returns at once, on the event loop and in threads alike; call it as often as you like. The newest details are sent up
+        to once a second, shown to people, and given to the next attempt (`task.details`). A handler whose activity has a
+        heartbeat timeout must call it in time. `details`: a value as for results, of at most 16 KiB; None keeps the last
+        one. Raises ActivityLost if the activity is lost."""
+        self._held_attempt.check()
+        payload = None
+        if details is not None:
+            payload = encode(self._converter, f"the progress of {self.ref}", details)
+            if len(payload.data) > DETAILS_BYTES_MAX:
+                raise InvalidArgument(detail=f"the progress must be at most {DETAILS_BYTES_MAX} bytes.")
+        self._heartbeats.record(payload)
+
+    @overload
+    def details(self) -> Any: ...
+    @overload
+    def details(self, type_hint: builtins.type[T]) -> T | None: ...
+    @overload
+    def details(self, type_hint: Any) -> Any: ...
+    def details(self, type_hint: Any = Any) -> Any:
+        """What an earlier attempt last said with `progress`; None if it said nothing. Like `value`, with a type."""
+        payload = Payload(self._message.heartbeat_details, self._message.heartbeat_details_encoding)
+        if not payload.data and not payload.encoding:
+            return None
+        return decode(self._converter, f"the progress of {self.ref}", payload, type_hint)
+
     def check(self) -> None:
         """Raise ActivityLost if the activity is lost. For bodies that cannot be cancelled: threads, and long loops."""
         self._held_attempt.check()
@@ -136,6 +172,7 @@ class OutcomeReporter:
         self._session = session
 
     def complete(self, held_attempt: HeldAttempt, result: Payload) -> Future[Any]:
+        held_attempt.stop_heartbeats()
         request = activity_pb2.CompleteActivityRequest(
             **self._fencing_fields(held_attempt), result=result.data, result_encoding=result.encoding
         )
@@ -145,6 +182,9 @@ class OutcomeReporter:
         request = activity_pb2.FailActivityRequest(
             **self._fencing_fields(held_attempt), message=failure_message(error)
         )
+        if (details := held_attempt.stop_heartbeats()) is not None:
+            request.last_heartbeat_details = details.data
+            request.last_heartbeat_details_encoding = details.encoding
         request.non_retryable = isinstance(error, GiveUp | NotConvertible)
         if isinstance(error, RetryLater):
             request.retry_after.CopyFrom(to_duration(max(error.after, 0)))

@@ -40,6 +40,7 @@ from liveness.sdk.runner import Runner
 from liveness.sdk.self_report import check_report
 from liveness.sdk.session import WorkerSession
 from liveness.sdk.task import Stats
+from liveness.sdk.timeouts import Timeouts
 from liveness.sdk.values import ActivityOrId, RetryPolicy, duration_to_ms, to_activity_ref, to_duration
 from liveness.sdk.worker_info import WorkerStatus
 from liveness.v1.service_pb2 import GetServerInfoRequest, GetServerInfoResponse, ShutdownWorkerRequest
@@ -231,6 +232,7 @@ class Worker:
         type: str = "",  # noqa: A002  # the API's name for it
         input: object = None,  # noqa: A002  # the same
         retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
     ) -> Claim:
         """Take an activity that the program found by itself: `async with worker.claim("photo-17") as task`. Raises
         ActivityHeld if another worker holds it, and ActivityFinished if it is done."""
@@ -245,6 +247,7 @@ class Worker:
             activity_type=type,
             content=input,
             retry=retry,
+            timeouts=timeouts,
             converter=self._converter,
         )
 

@@ -37,7 +37,10 @@ class WorkerCall(Protocol):
 
 
 def _holder_key(
-    request: pb.CompleteActivityRequest | pb.FailActivityRequest | pb.ReleaseActivityRequest,
+    request: pb.CompleteActivityRequest
+    | pb.FailActivityRequest
+    | pb.ReleaseActivityRequest
+    | pb.RecordActivityHeartbeatRequest,
 ) -> WorkerKey:
     return WorkerKey(request.namespace, request.worker_instance_key)
 
@@ -127,8 +130,18 @@ class ActivityService:
             text("message", request.message),
             retryable=not request.non_retryable,
             after_ms=after_ms,
+            details=wire.last_heartbeat_details(request),
         )
         return pb.FailActivityResponse(state=wire.state_number(activity))
+
+    async def record_activity_heartbeat(
+        self, request: pb.RecordActivityHeartbeatRequest
+    ) -> pb.RecordActivityHeartbeatResponse:
+        key = wire.activity_key(request.namespace, request.id)
+        details = wire.heartbeat_details(request)
+        await self._check_caller(_holder_key(request), request, key.id)
+        await self._ownership.record_heartbeat(key, wire.holder(request), details)
+        return pb.RecordActivityHeartbeatResponse()
 
     async def claim_activity(self, request: pb.ClaimActivityRequest) -> pb.ClaimActivityResponse:
         key = wire.activity_key(request.namespace, request.id)

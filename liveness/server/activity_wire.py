@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from sys import intern
 
-from liveness.domain.activity import Activity, ActivityState
-from liveness.domain.activity_decider import ActivitySpec, AttemptHolder
+from google.protobuf.duration_pb2 import Duration
+
+from liveness.domain.activity import Activity, ActivityState, limit_ends
+from liveness.domain.activity_decider import ActivitySpec, AttemptHolder, HeartbeatDetails
 from liveness.domain.errors import InvalidField
-from liveness.domain.events import Retry
+from liveness.domain.events import NO_LIMITS, Retry, TimeLimit, TimeLimits
 from liveness.domain.keys import ActivityId, ActivityKey
 from liveness.server.validation import (
     STATES_MAX,
@@ -23,6 +25,8 @@ from liveness.v1 import activity_pb2
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 ENCODING_BYTES_MAX = 64
+DETAILS_BYTES_MAX = 16 * 1024
+LISTED_DETAILS_BYTES_MAX = 256
 ACTIVITY_TYPES_PER_POLL_MAX = 1_000
 EPOCH_MAX = 2**63 - 1
 COEFFICIENT_MAX = 1_000.0
@@ -34,6 +38,10 @@ _STATES: dict[ActivityState, activity_pb2.ActivityState.ValueType] = {
     if state is not ActivityState.CANCEL_REQUESTED
 }
 _STATES_BY_NUMBER = {number: state for state, number in _STATES.items()}
+_LIMIT_NAMES = tuple(limit.value for limit in TimeLimit)
+_TIMEOUT_TYPES: dict[str, activity_pb2.TimeoutType.ValueType] = {
+    limit.value: activity_pb2.TimeoutType.Value(f"TIMEOUT_TYPE_{limit.name}") for limit in TimeLimit
+}
 
 
 # -- from messages
@@ -57,7 +65,39 @@ def spec(
         payload("input", message.input),
         _retry(message.retry_policy),
         payload_encoding("input_encoding", message.input_encoding),
+        _time_limits(message.timeouts),
     )
+
+
+def _time_limits(message: activity_pb2.ActivityTimeouts) -> TimeLimits:
+    limits = TimeLimits(
+        **{
+            f"{name}_ms": duration_ms(f"timeouts.{name}_timeout", getattr(message, f"{name}_timeout"))
+            for name in _LIMIT_NAMES
+            if message.HasField(f"{name}_timeout")  # type: ignore[arg-type]
+        }
+    )
+    return limits if any(limits) else NO_LIMITS
+
+
+def heartbeat_details(message: activity_pb2.RecordActivityHeartbeatRequest) -> HeartbeatDetails | None:
+    if not message.HasField("details"):
+        return None
+    return _details("details", message.details, message.details_encoding)
+
+
+def last_heartbeat_details(message: activity_pb2.FailActivityRequest) -> HeartbeatDetails | None:
+    if not message.HasField("last_heartbeat_details"):
+        return None
+    return _details(
+        "last_heartbeat_details", message.last_heartbeat_details, message.last_heartbeat_details_encoding
+    )
+
+
+def _details(field: str, data: bytes, encoding: str) -> HeartbeatDetails:
+    if len(data) > DETAILS_BYTES_MAX:
+        raise InvalidField(field=field, rule=f"must be at most {DETAILS_BYTES_MAX} bytes")
+    return HeartbeatDetails(data, payload_encoding(f"{field}_encoding", encoding))
 
 
 def payload(field: str, value: bytes) -> bytes:
@@ -107,7 +147,8 @@ def _retry(message: activity_pb2.RetryPolicy) -> Retry:
 def holder(
     message: activity_pb2.CompleteActivityRequest
     | activity_pb2.FailActivityRequest
-    | activity_pb2.ReleaseActivityRequest,
+    | activity_pb2.ReleaseActivityRequest
+    | activity_pb2.RecordActivityHeartbeatRequest,
 ) -> AttemptHolder:
     if message.lease_epoch < 1 or message.lease_epoch > EPOCH_MAX:
         raise InvalidField(field="lease_epoch", rule="must be the one that came with the activity")
@@ -146,7 +187,7 @@ def _id(id: ActivityId) -> activity_pb2.ActivityId:
 
 
 def task_message(activity: Activity) -> activity_pb2.ActivityTask:
-    return activity_pb2.ActivityTask(
+    message = activity_pb2.ActivityTask(
         id=_id(activity.id),
         activity_type=activity.type,
         task_queue=activity.task_queue,
@@ -157,7 +198,37 @@ def task_message(activity: Activity) -> activity_pb2.ActivityTask:
         last_failure=activity.last_failure,
         token=activity.token,
         input_encoding=activity.input_encoding,
+        heartbeat_details=activity.details,
+        heartbeat_details_encoding=activity.details_encoding,
     )
+    limits = activity.limits
+    if limits.start_to_close_ms:
+        message.start_to_close_timeout.CopyFrom(duration(limits.start_to_close_ms))
+    if limits.heartbeat_ms:
+        message.heartbeat_timeout.CopyFrom(duration(limits.heartbeat_ms))
+    return message
+
+
+def task_limits(message: activity_pb2.ActivityTask) -> TimeLimits:
+    """The limits that the worker of an attempt is told."""
+    return TimeLimits(
+        start_to_close_ms=_known_ms(message.start_to_close_timeout),
+        heartbeat_ms=_known_ms(message.heartbeat_timeout),
+    )
+
+
+def _known_ms(value: Duration) -> int:
+    return value.seconds * 1_000 + value.nanos // 1_000_000
+
+
+def _add_limits(message: activity_pb2.Activity, activity: Activity, now_ms: int, wall_ms: int) -> None:
+    for name in _LIMIT_NAMES:
+        if limit_ms := getattr(activity.limits, f"{name}_ms"):
+            getattr(message.timeouts, f"{name}_timeout").CopyFrom(duration(limit_ms))
+    if ends := limit_ends(activity):
+        first = min(ends, key=lambda end: end.end_ms)
+        message.timeout_time.CopyFrom(timestamp(wall_ms - now_ms + first.end_ms))
+        message.next_timeout_type = _TIMEOUT_TYPES[first.limit.value]
 
 
 def activity_message(
@@ -193,6 +264,17 @@ def activity_message(
                 maximum_worker_deaths=retry.max_deaths,
             )
         )
+    _add_limits(message, activity, now_ms, wall_ms)
+    if activity.timed_out:
+        message.timeout_type = _TIMEOUT_TYPES[activity.timed_out]
+    if activity.state is ActivityState.STARTED and activity.heard_wall_ms:
+        message.last_heartbeat_time.CopyFrom(timestamp(activity.heard_wall_ms))
+    if activity.details_wall_ms:
+        message.heartbeat_details = (
+            activity.details if include_payloads else activity.details[:LISTED_DETAILS_BYTES_MAX]
+        )
+        message.heartbeat_details_encoding = activity.details_encoding
+        message.heartbeat_details_time.CopyFrom(timestamp(activity.details_wall_ms))
     if activity.state is ActivityState.WAITING:
         message.due_time.CopyFrom(timestamp(wall_ms - now_ms + activity.due_ms))
     if include_payloads:

@@ -12,7 +12,7 @@ from liveness.domain.activity_decider import AttemptHolder
 from liveness.domain.errors import InvalidField
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.worker import BoundActivity, WorkerState
-from liveness.server.activity_wire import ACTIVITY_TYPES_PER_POLL_MAX, EPOCH_MAX, activity_types
+from liveness.server.activity_wire import ACTIVITY_TYPES_PER_POLL_MAX, EPOCH_MAX, activity_types, task_limits
 from liveness.server.validation import (
     SEQUENCE_MAX,
     check_count,
@@ -218,4 +218,7 @@ def activity_from_task(task: activity_pb2.ActivityTask, worker: str) -> Activity
         epoch=task.lease_epoch,
         failures=task.failures,
         last_failure=task.last_failure,
+        limits=task_limits(task),
+        details=task.heartbeat_details,
+        details_encoding=task.heartbeat_details_encoding,
     )

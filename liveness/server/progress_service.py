@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from liveness.cluster.quotas import Quotas
 from liveness.domain.errors import PageTokenInvalid
+from liveness.domain.keys import WorkerKey
 from liveness.domain.progress import UnitKey, name_of_unit
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
@@ -17,12 +20,21 @@ from liveness.store.api import ProgressRow
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import progress_service_pb2 as pb
 
+CheckKeyOwner = Callable[[WorkerKey, str], Awaitable[None]]
+
 
 class ProgressService:
     def __init__(
-        self, node: Node, telemetry: Telemetry, quotas: Quotas, all_nodes: AllNodes | None = None
+        self,
+        node: Node,
+        telemetry: Telemetry,
+        quotas: Quotas,
+        all_nodes: AllNodes | None = None,
+        check_key_owner: CheckKeyOwner | None = None,
     ) -> None:
-        """`all_nodes`: None on a node that serves all shards alone."""
+        """`all_nodes`: None on a node that serves all shards alone. `check_key_owner`: refuses a principal that names a worker of
+        another one; None where callers are not asked who they are."""
+        self._check_key_owner = check_key_owner
         self._node = node
         self._telemetry = telemetry
         self._quotas = quotas
@@ -31,6 +43,8 @@ class ProgressService:
     async def report_progress(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
         key = wire.unit_key(request.namespace, request.unit)
         report = wire.progress_report(request)
+        if self._check_key_owner is not None and (principal := caller_name()):
+            await self._check_key_owner(WorkerKey(key.namespace, report.worker), principal)
         while key not in self._shard(key).progress and not self._quotas.has_room_for_unit(
             self._shard(key), key.namespace
         ):

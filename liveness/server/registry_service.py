@@ -31,7 +31,8 @@ from liveness.server.all_nodes import AllNodes, is_local_only
 from liveness.server.liveness_service import ADMIT_ATTEMPTS_MAX
 from liveness.server.rate_limits import RateLimits
 from liveness.server.validation import require_identifier, text
-from liveness.slices import end_slice
+from liveness.slices import MESSAGE_BYTES_PER_US, MESSAGE_US, SLICE_US, end_slice
+from liveness.store.pages import PAGE_BYTES_MAX
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import registry_pb2
 from liveness.v1 import registry_service_pb2 as pb
@@ -226,24 +227,31 @@ class RegistryService:
     ) -> tuple[list[registry_pb2.RegistryEntry], str | None]:
         """A page of this node's entries, and the key up to which it is complete; None if there are no more entries."""
         found: list[registry_pb2.RegistryEntry] = []
-        examined = 0
+        examined, bytes_left = 0, PAGE_BYTES_MAX
         while True:
             # Whatever was read before the end of a slice may have changed since.
             keys = list(islice(self._keys_after(namespace, where.kind, after), EXAMINED_PER_SLICE))
-            wall_ms = self._node.clock.wall_ms()
+            wall_ms, slice_us = self._node.clock.wall_ms(), 0
             for instance_key in keys:
                 key = WorkerKey(namespace, instance_key)
                 shard = self._node.shard(*key)
                 worker, entry = known_entry(key, shard.workers.get(key))
                 now_ms = shard.now_ms()
-                after = instance_key
+                after, examined = instance_key, examined + 1
+                slice_us += where.cost_us(worker, entry)
                 if where.matches(worker, entry, now_ms):
-                    found.append(wire.entry_message(key, worker, entry, now_ms, wall_ms))
-                    if len(found) > size:
+                    message = wire.entry_message(key, worker, entry, now_ms, wall_ms)
+                    found.append(message)
+                    size_bytes = message.ByteSize()
+                    slice_us += MESSAGE_US + size_bytes // MESSAGE_BYTES_PER_US
+                    bytes_left -= size_bytes
+                    if len(found) > size or bytes_left < 0:
                         return found, after
-            if len(keys) < EXAMINED_PER_SLICE:
-                return found, None
-            examined += len(keys)
+                if slice_us > SLICE_US:
+                    break
+            else:
+                if len(keys) < EXAMINED_PER_SLICE:
+                    return found, None
             if examined >= EXAMINED_MAX:
                 return found, after
             await end_slice()

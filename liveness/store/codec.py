@@ -20,7 +20,7 @@ from liveness.domain import events
 from liveness.domain.activity import Activity, ActivityState, EndedAttempt, ReleasedAttempt
 from liveness.domain.component import NO_ORDERS, Component, ComponentStatus, OrderAction, OrderBook
 from liveness.domain.death_certificate import Death
-from liveness.domain.events import Event, LeaseRenewed, Retry
+from liveness.domain.events import NO_LIMITS, Event, LeaseRenewed, Retry, TimeLimits
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
@@ -73,6 +73,8 @@ _EVENT_TYPES: dict[str, type] = {
         events.ReplicaLeft,
         events.ActivityScheduled,
         events.ActivityStarted,
+        events.ActivityHeartbeatRecorded,
+        events.ActivityTimedOut,
         events.ActivityCompleted,
         events.ActivityAttemptFailed,
         events.ActivityFailed,
@@ -491,6 +493,14 @@ class _StoredActivity(msgspec.Struct, omit_defaults=True):
     end: EndedAttempt | None = None
     input_encoding: str = ""
     result_encoding: str = ""
+    limits: TimeLimits = NO_LIMITS
+    close_by_ms: int = 0
+    heard_ms: int = 0
+    heard_wall_ms: int = 0
+    details: bytes = b""
+    details_encoding: str = ""
+    details_wall_ms: int = 0
+    timed_out: str = ""
 
 
 _activity_decoder = msgspec.json.Decoder(_StoredActivity)

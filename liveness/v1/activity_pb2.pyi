@@ -66,6 +66,27 @@ ACTIVITY_STATE_HANDED_ON: ActivityState.ValueType  # 9
 """Another engine has it."""
 Global___ActivityState: _TypeAlias = ActivityState  # noqa: Y015
 
+class _TimeoutType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TimeoutTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimeoutType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIMEOUT_TYPE_UNSPECIFIED: _TimeoutType.ValueType  # 0
+    TIMEOUT_TYPE_START_TO_CLOSE: _TimeoutType.ValueType  # 1
+    TIMEOUT_TYPE_SCHEDULE_TO_START: _TimeoutType.ValueType  # 2
+    TIMEOUT_TYPE_SCHEDULE_TO_CLOSE: _TimeoutType.ValueType  # 3
+    TIMEOUT_TYPE_HEARTBEAT: _TimeoutType.ValueType  # 4
+
+class TimeoutType(_TimeoutType, metaclass=_TimeoutTypeEnumTypeWrapper): ...
+
+TIMEOUT_TYPE_UNSPECIFIED: TimeoutType.ValueType  # 0
+TIMEOUT_TYPE_START_TO_CLOSE: TimeoutType.ValueType  # 1
+TIMEOUT_TYPE_SCHEDULE_TO_START: TimeoutType.ValueType  # 2
+TIMEOUT_TYPE_SCHEDULE_TO_CLOSE: TimeoutType.ValueType  # 3
+TIMEOUT_TYPE_HEARTBEAT: TimeoutType.ValueType  # 4
+Global___TimeoutType: _TypeAlias = TimeoutType  # noqa: Y015
+
 @_typing.final
 class ActivityId(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -136,6 +157,50 @@ class RetryPolicy(_message.Message):
 Global___RetryPolicy: _TypeAlias = RetryPolicy  # noqa: Y015
 
 @_typing.final
+class ActivityTimeouts(_message.Message):
+    """How long an activity may take. Unset: any time. Time in which no server listens does not count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_TO_CLOSE_TIMEOUT_FIELD_NUMBER: _builtins.int
+    SCHEDULE_TO_START_TIMEOUT_FIELD_NUMBER: _builtins.int
+    START_TO_CLOSE_TIMEOUT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_TIMEOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def schedule_to_close_timeout(self) -> _duration_pb2.Duration:
+        """From when the activity could first start until it is finished, over all attempts. Over: the activity is FAILED."""
+
+    @_builtins.property
+    def schedule_to_start_timeout(self) -> _duration_pb2.Duration:
+        """From when an attempt became available until a worker holds it. Over: the activity is FAILED."""
+
+    @_builtins.property
+    def start_to_close_timeout(self) -> _duration_pb2.Duration:
+        """From when a worker was handed an attempt until the attempt ends. Over: the worker is told to stop, and the activity
+        is tried again by its retry policy.
+        """
+
+    @_builtins.property
+    def heartbeat_timeout(self) -> _duration_pb2.Duration:
+        """Between two calls of RecordActivityHeartbeat by the holder of an attempt. Over: as with start_to_close_timeout."""
+
+    def __init__(
+        self,
+        *,
+        schedule_to_close_timeout: _duration_pb2.Duration | None = ...,
+        schedule_to_start_timeout: _duration_pb2.Duration | None = ...,
+        start_to_close_timeout: _duration_pb2.Duration | None = ...,
+        heartbeat_timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_timeout", b"heartbeat_timeout", "schedule_to_close_timeout", b"schedule_to_close_timeout", "schedule_to_start_timeout", b"schedule_to_start_timeout", "start_to_close_timeout", b"start_to_close_timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_timeout", b"heartbeat_timeout", "schedule_to_close_timeout", b"schedule_to_close_timeout", "schedule_to_start_timeout", b"schedule_to_start_timeout", "start_to_close_timeout", b"start_to_close_timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivityTimeouts: _TypeAlias = ActivityTimeouts  # noqa: Y015
+
+@_typing.final
 class Activity(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -159,6 +224,14 @@ class Activity(_message.Message):
     SHARD_ID_FIELD_NUMBER: _builtins.int
     INPUT_ENCODING_FIELD_NUMBER: _builtins.int
     RESULT_ENCODING_FIELD_NUMBER: _builtins.int
+    TIMEOUTS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_TYPE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_TIME_FIELD_NUMBER: _builtins.int
+    NEXT_TIMEOUT_TYPE_FIELD_NUMBER: _builtins.int
+    LAST_HEARTBEAT_TIME_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_DETAILS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_DETAILS_ENCODING_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_DETAILS_TIME_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     state: Global___ActivityState.ValueType
     activity_type: _builtins.str
@@ -182,6 +255,14 @@ class Activity(_message.Message):
     input_encoding: _builtins.str
     """How input and result are encoded, as ScheduleActivityRequest.input_encoding says. DescribeActivity only."""
     result_encoding: _builtins.str
+    timeout_type: Global___TimeoutType.ValueType
+    """The time limit that ended the last attempt, or the activity, if one did."""
+    next_timeout_type: Global___TimeoutType.ValueType
+    heartbeat_details: _builtins.bytes
+    """What the last heartbeat that had details said, whichever attempt sent it, and when. Lists have only the first 256 bytes
+    of it.
+    """
+    heartbeat_details_encoding: _builtins.str
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     @_builtins.property
@@ -194,6 +275,18 @@ class Activity(_message.Message):
     def due_time(self) -> _timestamp_pb2.Timestamp:
         """While WAITING: when it becomes available."""
 
+    @_builtins.property
+    def timeouts(self) -> Global___ActivityTimeouts: ...
+    @_builtins.property
+    def timeout_time(self) -> _timestamp_pb2.Timestamp:
+        """When the limit that runs out first is over, if nothing happens before. Unset: none runs."""
+
+    @_builtins.property
+    def last_heartbeat_time(self) -> _timestamp_pb2.Timestamp:
+        """When the present attempt last sent a heartbeat."""
+
+    @_builtins.property
+    def heartbeat_details_time(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
@@ -217,10 +310,18 @@ class Activity(_message.Message):
         shard_id: _builtins.int = ...,
         input_encoding: _builtins.str = ...,
         result_encoding: _builtins.str = ...,
+        timeouts: Global___ActivityTimeouts | None = ...,
+        timeout_type: Global___TimeoutType.ValueType = ...,
+        timeout_time: _timestamp_pb2.Timestamp | None = ...,
+        next_timeout_type: Global___TimeoutType.ValueType = ...,
+        last_heartbeat_time: _timestamp_pb2.Timestamp | None = ...,
+        heartbeat_details: _builtins.bytes = ...,
+        heartbeat_details_encoding: _builtins.str = ...,
+        heartbeat_details_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "id", b"id", "retry_policy", b"retry_policy", "since", b"since"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "last_heartbeat_time", b"last_heartbeat_time", "retry_policy", b"retry_policy", "since", b"since", "timeout_time", b"timeout_time", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "result", b"result", "result_encoding", b"result_encoding", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "token", b"token", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "heartbeat_details", b"heartbeat_details", "heartbeat_details_encoding", b"heartbeat_details_encoding", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "next_timeout_type", b"next_timeout_type", "result", b"result", "result_encoding", b"result_encoding", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "timeout_time", b"timeout_time", "timeout_type", b"timeout_type", "timeouts", b"timeouts", "token", b"token", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -242,6 +343,10 @@ class ActivityTask(_message.Message):
     LAST_FAILURE_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     INPUT_ENCODING_FIELD_NUMBER: _builtins.int
+    START_TO_CLOSE_TIMEOUT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_TIMEOUT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_DETAILS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_DETAILS_ENCODING_FIELD_NUMBER: _builtins.int
     activity_type: _builtins.str
     task_queue: _builtins.str
     input: _builtins.bytes
@@ -254,8 +359,15 @@ class ActivityTask(_message.Message):
     token: _builtins.bytes
     input_encoding: _builtins.str
     """As it was scheduled. Empty: not known."""
+    heartbeat_details: _builtins.bytes
+    """What an earlier attempt last said of its progress."""
+    heartbeat_details_encoding: _builtins.str
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
+    @_builtins.property
+    def start_to_close_timeout(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def heartbeat_timeout(self) -> _duration_pb2.Duration: ...
     def __init__(
         self,
         *,
@@ -269,10 +381,14 @@ class ActivityTask(_message.Message):
         last_failure: _builtins.str = ...,
         token: _builtins.bytes = ...,
         input_encoding: _builtins.str = ...,
+        start_to_close_timeout: _duration_pb2.Duration | None = ...,
+        heartbeat_timeout: _duration_pb2.Duration | None = ...,
+        heartbeat_details: _builtins.bytes = ...,
+        heartbeat_details_encoding: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_timeout", b"heartbeat_timeout", "id", b"id", "start_to_close_timeout", b"start_to_close_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "failures", b"failures", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "lease_epoch", b"lease_epoch", "task_queue", b"task_queue", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "failures", b"failures", "heartbeat_details", b"heartbeat_details", "heartbeat_details_encoding", b"heartbeat_details_encoding", "heartbeat_timeout", b"heartbeat_timeout", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "lease_epoch", b"lease_epoch", "start_to_close_timeout", b"start_to_close_timeout", "task_queue", b"task_queue", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,6 +406,7 @@ class ScheduleActivityRequest(_message.Message):
     RETRY_POLICY_FIELD_NUMBER: _builtins.int
     START_DELAY_FIELD_NUMBER: _builtins.int
     INPUT_ENCODING_FIELD_NUMBER: _builtins.int
+    TIMEOUTS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     activity_type: _builtins.str
     task_queue: _builtins.str
@@ -306,6 +423,8 @@ class ScheduleActivityRequest(_message.Message):
     def retry_policy(self) -> Global___RetryPolicy: ...
     @_builtins.property
     def start_delay(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def timeouts(self) -> Global___ActivityTimeouts: ...
     def __init__(
         self,
         *,
@@ -317,10 +436,11 @@ class ScheduleActivityRequest(_message.Message):
         retry_policy: Global___RetryPolicy | None = ...,
         start_delay: _duration_pb2.Duration | None = ...,
         input_encoding: _builtins.str = ...,
+        timeouts: Global___ActivityTimeouts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy", "start_delay", b"start_delay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "task_queue", b"task_queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "task_queue", b"task_queue", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -491,6 +611,8 @@ class FailActivityRequest(_message.Message):
     NON_RETRYABLE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    LAST_HEARTBEAT_DETAILS_FIELD_NUMBER: _builtins.int
+    LAST_HEARTBEAT_DETAILS_ENCODING_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     lease_epoch: _builtins.int
@@ -501,6 +623,9 @@ class FailActivityRequest(_message.Message):
     """Not to be tried again, whatever the retry policy says."""
     session_id: _builtins.str
     """The worker's current session. A server that asks who calls needs it."""
+    last_heartbeat_details: _builtins.bytes
+    """As RecordActivityHeartbeatRequest.details, for what was not sent before."""
+    last_heartbeat_details_encoding: _builtins.str
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     @_builtins.property
@@ -519,12 +644,16 @@ class FailActivityRequest(_message.Message):
         non_retryable: _builtins.bool = ...,
         retry_after: _duration_pb2.Duration | None = ...,
         session_id: _builtins.str = ...,
+        last_heartbeat_details: _builtins.bytes | None = ...,
+        last_heartbeat_details_encoding: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_after", b"retry_after"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details", "id", b"id", "last_heartbeat_details", b"last_heartbeat_details", "retry_after", b"retry_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "lease_epoch", b"lease_epoch", "message", b"message", "namespace", b"namespace", "non_retryable", b"non_retryable", "retry_after", b"retry_after", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details", "attempt", b"attempt", "id", b"id", "last_heartbeat_details", b"last_heartbeat_details", "last_heartbeat_details_encoding", b"last_heartbeat_details_encoding", "lease_epoch", b"lease_epoch", "message", b"message", "namespace", b"namespace", "non_retryable", b"non_retryable", "retry_after", b"retry_after", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__last_heartbeat_details: _TypeAlias = _typing.Literal["last_heartbeat_details"]  # noqa: Y015
+    _WhichOneofArgType__last_heartbeat_details: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_heartbeat_details) -> _WhichOneofReturnType__last_heartbeat_details | None: ...
 
 Global___FailActivityRequest: _TypeAlias = FailActivityRequest  # noqa: Y015
 
@@ -549,6 +678,67 @@ class FailActivityResponse(_message.Message):
 Global___FailActivityResponse: _TypeAlias = FailActivityResponse  # noqa: Y015
 
 @_typing.final
+class RecordActivityHeartbeatRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    DETAILS_ENCODING_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    worker_instance_key: _builtins.str
+    lease_epoch: _builtins.int
+    attempt: _builtins.int
+    details: _builtins.bytes
+    """At most 16 KiB. Unset: what was said before stays."""
+    details_encoding: _builtins.str
+    """As ScheduleActivityRequest.input_encoding."""
+    session_id: _builtins.str
+    """The worker's current session. A server that asks who calls needs it."""
+    @_builtins.property
+    def id(self) -> Global___ActivityId: ...
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        id: Global___ActivityId | None = ...,
+        worker_instance_key: _builtins.str = ...,
+        lease_epoch: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        details: _builtins.bytes | None = ...,
+        details_encoding: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_details", b"_details", "details", b"details", "id", b"id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_details", b"_details", "attempt", b"attempt", "details", b"details", "details_encoding", b"details_encoding", "id", b"id", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__details: _TypeAlias = _typing.Literal["details"]  # noqa: Y015
+    _WhichOneofArgType__details: _TypeAlias = _typing.Literal["_details", b"_details"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__details) -> _WhichOneofReturnType__details | None: ...
+
+Global___RecordActivityHeartbeatRequest: _TypeAlias = RecordActivityHeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class RecordActivityHeartbeatResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordActivityHeartbeatResponse: _TypeAlias = RecordActivityHeartbeatResponse  # noqa: Y015
+
+@_typing.final
 class ClaimActivityRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -561,6 +751,7 @@ class ClaimActivityRequest(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     RETRY_POLICY_FIELD_NUMBER: _builtins.int
     INPUT_ENCODING_FIELD_NUMBER: _builtins.int
+    TIMEOUTS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     session_id: _builtins.str
@@ -575,6 +766,8 @@ class ClaimActivityRequest(_message.Message):
     def id(self) -> Global___ActivityId: ...
     @_builtins.property
     def retry_policy(self) -> Global___RetryPolicy: ...
+    @_builtins.property
+    def timeouts(self) -> Global___ActivityTimeouts: ...
     def __init__(
         self,
         *,
@@ -587,10 +780,11 @@ class ClaimActivityRequest(_message.Message):
         input: _builtins.bytes = ...,
         retry_policy: Global___RetryPolicy | None = ...,
         input_encoding: _builtins.str = ...,
+        timeouts: Global___ActivityTimeouts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "session_id", b"session_id", "task_queue", b"task_queue", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "session_id", b"session_id", "task_queue", b"task_queue", "timeouts", b"timeouts", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,6 +66,11 @@ class ActivityServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_activity__pb2.FailActivityRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_activity__pb2.FailActivityResponse.FromString,
                 _registered_method=True)
+        self.RecordActivityHeartbeat = channel.unary_unary(
+                '/liveness.v1.ActivityService/RecordActivityHeartbeat',
+                request_serializer=liveness_dot_v1_dot_activity__pb2.RecordActivityHeartbeatRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_activity__pb2.RecordActivityHeartbeatResponse.FromString,
+                _registered_method=True)
         self.ClaimActivity = channel.unary_unary(
                 '/liveness.v1.ActivityService/ClaimActivity',
                 request_serializer=liveness_dot_v1_dot_activity__pb2.ClaimActivityRequest.SerializeToString,
@@ -144,6 +149,14 @@ class ActivityServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordActivityHeartbeat(self, request, context):
+        """Says that the worker is at work on the attempt, and how far it has come. Whoever schedules an activity with a
+        heartbeat_timeout expects this call at least that often. The details are shown, and given to the next attempt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ClaimActivity(self, request, context):
         """Takes an activity that the worker found by itself: at most one live worker holds it. One that is not known yet
         becomes known. Claiming what the same lease holds already is answered alike.
@@ -208,6 +221,11 @@ def add_ActivityServiceServicer_to_server(servicer, server):
                     servicer.FailActivity,
                     request_deserializer=liveness_dot_v1_dot_activity__pb2.FailActivityRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_activity__pb2.FailActivityResponse.SerializeToString,
+            ),
+            'RecordActivityHeartbeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordActivityHeartbeat,
+                    request_deserializer=liveness_dot_v1_dot_activity__pb2.RecordActivityHeartbeatRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_activity__pb2.RecordActivityHeartbeatResponse.SerializeToString,
             ),
             'ClaimActivity': grpc.unary_unary_rpc_method_handler(
                     servicer.ClaimActivity,
@@ -360,6 +378,33 @@ class ActivityService(object):
             '/liveness.v1.ActivityService/FailActivity',
             liveness_dot_v1_dot_activity__pb2.FailActivityRequest.SerializeToString,
             liveness_dot_v1_dot_activity__pb2.FailActivityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordActivityHeartbeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.ActivityService/RecordActivityHeartbeat',
+            liveness_dot_v1_dot_activity__pb2.RecordActivityHeartbeatRequest.SerializeToString,
+            liveness_dot_v1_dot_activity__pb2.RecordActivityHeartbeatResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,10 @@ class ActivityServiceStub:
     """Ends the attempt, and the activity with it. The same call again is answered alike."""
     FailActivity: _grpc.UnaryUnaryMultiCallable[_activity_pb2.FailActivityRequest, _activity_pb2.FailActivityResponse]
     """Ends the attempt. The activity is tried again by its retry policy, or not."""
+    RecordActivityHeartbeat: _grpc.UnaryUnaryMultiCallable[_activity_pb2.RecordActivityHeartbeatRequest, _activity_pb2.RecordActivityHeartbeatResponse]
+    """Says that the worker is at work on the attempt, and how far it has come. Whoever schedules an activity with a
+    heartbeat_timeout expects this call at least that often. The details are shown, and given to the next attempt.
+    """
     ClaimActivity: _grpc.UnaryUnaryMultiCallable[_activity_pb2.ClaimActivityRequest, _activity_pb2.ClaimActivityResponse]
     """Takes an activity that the worker found by itself: at most one live worker holds it. One that is not known yet
     becomes known. Claiming what the same lease holds already is answered alike.
@@ -102,6 +106,10 @@ class ActivityServiceAsyncStub(ActivityServiceStub):
     """Ends the attempt, and the activity with it. The same call again is answered alike."""
     FailActivity: _aio.UnaryUnaryMultiCallable[_activity_pb2.FailActivityRequest, _activity_pb2.FailActivityResponse]  # type: ignore[assignment]
     """Ends the attempt. The activity is tried again by its retry policy, or not."""
+    RecordActivityHeartbeat: _aio.UnaryUnaryMultiCallable[_activity_pb2.RecordActivityHeartbeatRequest, _activity_pb2.RecordActivityHeartbeatResponse]  # type: ignore[assignment]
+    """Says that the worker is at work on the attempt, and how far it has come. Whoever schedules an activity with a
+    heartbeat_timeout expects this call at least that often. The details are shown, and given to the next attempt.
+    """
     ClaimActivity: _aio.UnaryUnaryMultiCallable[_activity_pb2.ClaimActivityRequest, _activity_pb2.ClaimActivityResponse]  # type: ignore[assignment]
     """Takes an activity that the worker found by itself: at most one live worker holds it. One that is not known yet
     becomes known. Claiming what the same lease holds already is answered alike.
@@ -167,6 +175,16 @@ class ActivityServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_activity_pb2.FailActivityResponse, _abc.Awaitable[_activity_pb2.FailActivityResponse]]:
         """Ends the attempt. The activity is tried again by its retry policy, or not."""
+
+    @_abc_1.abstractmethod
+    def RecordActivityHeartbeat(
+        self,
+        request: _activity_pb2.RecordActivityHeartbeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_activity_pb2.RecordActivityHeartbeatResponse, _abc.Awaitable[_activity_pb2.RecordActivityHeartbeatResponse]]:
+        """Says that the worker is at work on the attempt, and how far it has come. Whoever schedules an activity with a
+        heartbeat_timeout expects this call at least that often. The details are shown, and given to the next attempt.
+        """
 
     @_abc_1.abstractmethod
     def ClaimActivity(

@@ -13,17 +13,21 @@ from random import Random
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
+from liveness.app import CLUSTER_SERVICE, SERVICES
 from tests.fuzz.credentials import Credentials, Metadata
 from tests.fuzz.random_requests import random_request
 
-METHODS = [
-    method
-    for file in (service_pb2, activity_pb2, admin_pb2, cluster_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-]
-FREQUENT = {"RecordWorkerHeartbeat": 6, "RecordWorkerHeartbeats": 6, "ScheduleActivity": 3, "PollActivity": 3}
+METHODS = [method for service in (*SERVICES, CLUSTER_SERVICE) for method in service.methods]
+FREQUENT = {
+    "RecordWorkerHeartbeat": 6,
+    "RecordWorkerHeartbeats": 6,
+    "ScheduleActivity": 3,
+    "PollActivity": 3,
+    "Register": 4,
+    "ReportComponent": 4,
+    "ReportMetrics": 4,
+    "ReportProgress": 2,
+}
 """How many times as often these methods are called as others: they make the state that the others change."""
 DRAWN_METHODS = [method for method in METHODS for _ in range(FREQUENT.get(method.name, 1))]
 EXAMPLES_PER_METHOD = 30

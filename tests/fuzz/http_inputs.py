@@ -46,6 +46,29 @@ OTHER_PATHS = (
     "/api/web/worker/status?page_size=2&statuses=FAILED",
     "/api/web/worker/restart",
     "/api/v1/info",
+    "/api/worker/pools?runtime=cpu&status=ready",
+    "/api/metrics/query?component_name=a&metric_name=m&limit=5",
+)
+NOETL_PATHS = (
+    ("POST", "/api/worker/pool/register"),
+    ("POST", "/api/worker/pool/heartbeat"),
+    ("DELETE", "/api/worker/pool/deregister"),
+    ("POST", "/api/runtime/register"),
+    ("POST", "/api/runtime/deregister"),
+    ("POST", "/api/metrics/report"),
+)
+NOETL_FIELDS = (
+    "name", "runtime", "uri", "status", "capacity", "labels", "pid", "hostname", "meta", "component_type", "kind", "registration",
+    "component_name", "metrics", "base_url",
+)  # fmt: skip
+NOETL_SAMPLE_FIELDS = (
+    "metric_name",
+    "metric_type",
+    "metric_value",
+    "labels",
+    "timestamp",
+    "help_text",
+    "unit",
 )
 TEXTS = (
     "", "a", "orders", "w", "w-1", "\0", "\ud800", "ä", "\U0001f600", "..", "a/b", "%", "%00", "null", "-1", "x" * 300, "x" * 5_000,
@@ -107,6 +130,7 @@ class HttpInputs:
             (self._damaged, 4),
             (self._pipelined, 1),
             (self._junk, 1),
+            (self._noetl, 1),
             *(((self._sign_in, 1),) if has_credentials else ()),
         )
 
@@ -194,6 +218,28 @@ class HttpInputs:
         length = b"Content-Length: %d" % len(body)
         headers = [b"Host: localhost", b"Content-Type: application/json", length, *self._who_calls()]
         return b"\r\n".join([b"%b %b HTTP/1.1" % (verb, path.encode()), *headers, b"", b""]) + body
+
+    def _noetl(self) -> bytes:
+        """What a client of the NoETL door sends."""
+        random = self._random
+        verb, path = random.choice(NOETL_PATHS)
+        known = {"name": "a", "component_name": "a", "runtime": "cpu", "uri": "u", "pid": 7, "hostname": "h"}
+        body = {
+            **known,
+            "metrics": [{"metric_name": "m", "metric_value": 1.5} for _ in range(random.randrange(3))],
+        }
+        for field in random.sample(NOETL_FIELDS, random.choice((0, 1, 1, 3))):
+            body[field] = self._scalar()
+        if self._flip(0.2):
+            body["metrics"] = [
+                {field: self._scalar() for field in NOETL_SAMPLE_FIELDS} for _ in range(random.randrange(4))
+            ]
+        content = json.dumps(body).encode() if self._flip(0.9) else random.choice(RAW_JSON)
+        length = b"Content-Length: %d" % len(content)
+        headers = [b"Host: localhost", b"Content-Type: application/json", length, *self._who_calls()]
+        return (
+            b"\r\n".join([b"%b %b HTTP/1.1" % (verb.encode(), path.encode()), *headers, b"", b""]) + content
+        )
 
     def _pipelined(self) -> bytes:
         return b"".join(self._request()[:8_000] for _ in range(self._random.randint(2, 5)))

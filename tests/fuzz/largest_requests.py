@@ -14,6 +14,10 @@ from liveness.v1 import (
     admin_pb2,
     cluster_pb2,
     component_metrics_service_pb2,
+    component_pb2,
+    component_service_pb2,
+    progress_service_pb2,
+    registry_service_pb2,
     service_pb2,
     worker_pb2,
 )
@@ -31,7 +35,7 @@ class LargeRequest(NamedTuple):
     @property
     def makes_state(self) -> bool:
         """Whether later requests need what it stores."""
-        return self.method.startswith(("Record", "Schedule", "Report"))
+        return self.method.startswith(("Record", "Schedule", "Report", "Register"))
 
 
 def ref(number: int, **fields: Any) -> worker_pb2.ActivityRef:
@@ -262,8 +266,123 @@ def _large_requests() -> Iterator[LargeRequest]:
             heads=[cluster_pb2.LogHead(shard_id=n % 8, sequence=n) for n in range(50_000)],
         ),
     )
+    yield from _registry_requests()
+    yield from _component_requests()
+    yield from _progress_requests()
     # Last, because the queue has 90,000 tasks from then on.
     yield heartbeats("90,000 lost bindings", lambda run, n: beat(f"b{run}-{n}", session_id="t"))
+
+
+def _registry_requests() -> Iterator[LargeRequest]:
+    """Components that describe themselves at length, and lists that look into all of it."""
+    numbers = "{" + ",".join(f'"{number}":1' for number in range(480)) + "}"
+    nested = '{"a":' + '{"":' * 300 + "[" * 100 + "]" * 100 + "}" * 301
+    for number in range(600):
+        yield LargeRequest(
+            f"a component, {number}",
+            "Registry",
+            "Register",
+            lambda run, number=number: registry_service_pb2.RegisterRequest(  # type: ignore[misc]
+                namespace=NAMESPACE,
+                worker_instance_key=f"pool:{number}",
+                session_id="s",
+                uri="u" * 2_048,
+                runtime_json=nested if number % 2 else numbers,
+                labels={f"{label:03}": "v" * 20 for label in range(300)},
+            ),
+        )
+    for number in range(100):
+        yield LargeRequest(
+            f"a replica, {number}",
+            "Registry",
+            "Register",
+            lambda run, number=number: registry_service_pb2.RegisterRequest(  # type: ignore[misc]
+                namespace=NAMESPACE, worker_instance_key="pool:0", session_id=f"r{number}", uri="u" * 2_048
+            ),
+        )
+    for name, fields in (
+        ("all", {}),
+        ("none", {"runtime": {"x": "y"}, "labels": {"000": "v" * 20}}),
+        ("nested", {"runtime": {"a": "y"}}),
+        ("conditions", {"labels": {f"{label:03}": "v" * 20 for label in range(100)}}),
+    ):
+        yield LargeRequest(
+            f"a list of components: {name}",
+            "Registry",
+            "ListEntries",
+            lambda run, fields=fields: registry_service_pb2.ListEntriesRequest(  # type: ignore[misc]
+                namespace=NAMESPACE, page_size=1_000, **fields
+            ),
+        )
+
+
+def _component_requests() -> Iterator[LargeRequest]:
+    for number in range(100):
+        component: dict[str, Any] = {
+            "namespace": NAMESPACE,
+            "worker_instance_key": f"worker:g:{number}",
+            "session_id": "s",
+        }
+        yield LargeRequest(
+            f"a process, {number}",
+            "Liveness",
+            "RecordWorkerHeartbeat",
+            lambda run, number=number: service_pb2.RecordWorkerHeartbeatRequest(  # type: ignore[misc]
+                namespace=NAMESPACE,
+                heartbeat=beat(f"worker:g:{number}", session_id="s", sequence=run + 1),
+            ),
+        )
+        yield LargeRequest(
+            f"a report, {number}",
+            "Component",
+            "ReportComponent",
+            lambda run, component=component: component_service_pb2.ReportComponentRequest(  # type: ignore[misc]
+                **component,
+                number=run + 1,
+                status=component_pb2.COMPONENT_STATUS_STARTING,
+                time=Timestamp(seconds=int(time.time())),
+                reason="r" * 4_000,
+                details_json="{" + ",".join(f'"{at}":1' for at in range(480)) + "}",
+                restart_times=[Timestamp(seconds=at) for at in range(100)],
+                last_exit=component_pb2.ProcessExit(
+                    code=1, time=Timestamp(seconds=1), last_lines=["x" * 400] * 20
+                ),
+            ),
+        )
+    for method, kind in (
+        ("ListComponents", component_service_pb2.ListComponentsRequest),
+        ("ListComponentGroups", component_service_pb2.ListComponentGroupsRequest),
+    ):
+        yield LargeRequest(
+            method,
+            "Component",
+            method,
+            lambda run, kind=kind: kind(namespace=NAMESPACE, page_size=1_000),  # type: ignore[misc]
+        )
+
+
+def _progress_requests() -> Iterator[LargeRequest]:
+    """Units that remember as many reports as they can."""
+    for number in range(1_000):
+        yield LargeRequest(
+            f"progress, {number}",
+            "Progress",
+            "ReportProgress",
+            lambda run, number=number: progress_service_pb2.ReportProgressRequest(  # type: ignore[misc]
+                namespace=NAMESPACE,
+                worker_instance_key="w",
+                unit=f"{number // 20:03}".rjust(200, "u"),
+                successes=1,
+                error="e" * 1_024,
+                report_id=f"{run}-{number}".rjust(128, "i"),
+            ),
+        )
+    yield LargeRequest(
+        "a list of progress",
+        "Progress",
+        "ListProgress",
+        lambda run: progress_service_pb2.ListProgressRequest(namespace=NAMESPACE, page_size=1_000),
+    )
 
 
 LARGE_REQUESTS = tuple(_large_requests())

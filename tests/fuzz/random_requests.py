@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -36,9 +36,9 @@ PAYLOADS = (b"", b"\0", b"\xff" * 10, b"x" * 3_000)
 ENUMS = (0, 1, 2, 3, 4, 5, 99, -1, 2**31 - 1)
 DEPTH_MAX = 4
 
-NAMES = {
+NAMES: Mapping[str, tuple[Any, ...]] = {
     "namespace": ("orders", "orders", "orders", "other"),
-    "worker_instance_key": ("w", "w", "w2", "unknown"),
+    "worker_instance_key": ("w", "w", "w2", "unknown", "pool:a", "pool:b", "worker:g:0", "supervisor:g"),
     "session_id": ("", "s", "s2"),
     "workflow_id": ("f", "f", "g"),
     "run_id": ("r",),
@@ -46,6 +46,17 @@ NAMES = {
     "task_queue": ("q", "q2", ""),
     "node_id": ("n1", "n2"),
     "address": ("127.0.0.1:1",),
+    "unit": ("u", "u", "v"),
+    "group": ("g",),
+    "component_ids": ("worker:g:0", "worker:g:1"),
+    "kind": ("pool", ""),
+    "runtime_json": (
+        '{"type":"cpu"}',
+        "",
+        '{"a":' + "[" * 2_000 + "]" * 2_000 + "}",
+        '{"a":1' + "0" * 4_080 + "}",
+    ),
+    "details_json": ('{"a":1}', "", '{"a":' + "[" * 2_000 + "]" * 2_000 + "}", '{"a":1' + "0" * 4_080 + "}"),
     "unset": ("max_workers", "paused", "nothing"),
     "token_id": (SPARE.token_id, "unknown"),
     "principal": ("alice", "bob", SPARE.owner),
@@ -53,6 +64,29 @@ NAMES = {
     "authorization": (f"Bearer {ADMIN.text}", f"Bearer {SPARE.text}", "Bearer lvt_a_b"),
 }
 """What fields with these names usually hold, so that many requests get past validation."""
+_POOLS, _COMPONENTS, _SUPERVISORS = (
+    {"worker_instance_key": keys} for keys in (("pool:a", "pool:b"), ("worker:g:0", "worker:g:1"), ("supervisor:g",))
+)  # fmt: skip
+NAMES_OF: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "RegisterRequest": _POOLS,
+    "HeartbeatRequest": _POOLS,
+    "DeregisterRequest": _POOLS,
+    "GetEntryRequest": _POOLS,
+    "ReportComponentRequest": {
+        **_COMPONENTS,
+        "session_id": ("s",),
+        "number": (1, 2, 3, 4),
+        "restart_count": (0, 1),
+    },
+    "GetComponentRequest": _COMPONENTS,
+    "GetComponentLogsRequest": _COMPONENTS,
+    "PollComponentOrdersRequest": {**_SUPERVISORS, "session_id": ("s",)},
+    "SendComponentLogsRequest": _SUPERVISORS,
+    "MetricSample": {"name": ("m", "m", "n"), "value": (1.0, 2.5, -1e200)},
+}
+"""The same for the fields of one message."""
+LEFT_UNSET = {("MetricSample", "time"), ("QueryMetricsRequest", "start_time")}
+"""Mostly, because they are compared with the time."""
 
 
 def random_request(kind: Descriptor, random: Random) -> Message:
@@ -64,8 +98,11 @@ def random_request(kind: Descriptor, random: Random) -> Message:
 def _fill(message: Message, random: Random, depth: int) -> None:
     is_odd = random.random() < 0.5
     """Half of all messages have plausible names only."""
+    names = {**NAMES, **NAMES_OF.get(message.DESCRIPTOR.name, {})}
     for field in message.DESCRIPTOR.fields:
-        if field.name not in NAMES and random.random() < 0.4:
+        if field.name not in names and random.random() < 0.4:
+            continue
+        if (message.DESCRIPTOR.name, field.name) in LEFT_UNSET and random.random() < 0.9:
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             for _ in range(random.randrange(3)):
@@ -82,15 +119,15 @@ def _fill(message: Message, random: Random, depth: int) -> None:
                 _fill(part, random, depth + 1)
         elif field.is_repeated:
             getattr(message, field.name).extend(
-                _value(field, random, is_odd) for _ in range(random.randrange(4))
+                _value(field, names, random, is_odd) for _ in range(random.randrange(4))
             )
         else:
-            setattr(message, field.name, _value(field, random, is_odd))
+            setattr(message, field.name, _value(field, names, random, is_odd))
 
 
-def _value(field: Any, random: Random, is_odd: bool) -> Any:
-    if field.name in NAMES and not (is_odd and random.random() < 0.3):
-        return random.choice(NAMES[field.name])
+def _value(field: Any, names: Mapping[str, tuple[Any, ...]], random: Random, is_odd: bool) -> Any:
+    if field.name in names and not (is_odd and random.random() < 0.3):
+        return random.choice(names[field.name])
     if not is_odd and random.random() < 0.97:
         return _plausible(field, random)
     return _VALUES[field.cpp_type](random, field)

@@ -11,16 +11,18 @@ from collections import Counter
 
 import pytest
 
+from liveness.doors.noetl.paths import noetl_door
+from liveness.doors.noetl.settings import NoetlSettings
 from tests.crash.scale import scaled
 from tests.fuzz.fuzzer import MEMORY_BYTES_MAX, TARGETS, UNATTRIBUTED_MAX, Target, resident_bytes
 from tests.fuzz.http_inputs import HttpInputs, send
 from tests.fuzz.loop_steps import STEP_MS_MAX, LoopSteps
-from tests.integration.http.conftest import http_harness, stopped_harness
+from tests.integration.http.conftest import stopped_harness
 from tests.integration.http.http_client import Client
 from tests.integration.http.http_harness import HttpHarness
 from tests.system.server.crash_loop import ReportResult
 
-__all__ = ["http_harness", "stopped_harness"]
+__all__ = ["stopped_harness"]
 
 SEED = 20_261
 INPUTS = 2_000
@@ -30,6 +32,13 @@ HTTP_TARGETS = ("authentication", "frontend, authentication")
 SENDERS = 16
 TRIES = 3
 OFF_LOOP_BYTES_MIN = 16 * 1024
+
+
+@pytest.fixture
+async def http_harness(stopped_harness: HttpHarness) -> HttpHarness:
+    return await stopped_harness.open(
+        doors=[noetl_door(NoetlSettings(namespace="orders"), stopped_harness.harness.clock)]
+    )
 
 
 async def send_many(port: int, seed: int, count: int, *, has_credentials: bool = False) -> Counter[int]:

@@ -15,7 +15,7 @@ from typing import Any
 from liveness.domain import events as facts
 from liveness.domain.worker import InactiveReason
 from liveness.store.codec import LogEntry, LogRow, RenewalBatch, decode_bound_activity, decode_entry
-from tests.simulation.audit_activities import Activities, Name, name_of
+from tests.simulation.audit_activities import CLOCKS_DIFFER, EARLY_MS, Activities, Name, name_of
 from tests.simulation.labels import Key, worker_label
 from tests.simulation.listening_time import ListeningTime
 from tests.simulation.sometimes import Sometimes
@@ -23,9 +23,6 @@ from tests.simulation.sometimes import Sometimes
 ACTIVE, INACTIVE, CLEANED_UP = "ACTIVE", "INACTIVE", "CLEANED_UP"
 TIE_MS = 100
 PULSE_MS = 50
-CLOCKS_DIFFER = 0.002
-"""The most by which a node's clock runs fast in a simulation."""
-EARLY_MS = 5
 
 _LOG = f"SELECT id, {', '.join(LogRow._fields)} FROM log WHERE id > ? ORDER BY id"
 _TASKS = "SELECT task_id, shard_id, namespace, worker_key, lease_epoch, activity FROM tasks WHERE task_id > ?"
@@ -113,7 +110,7 @@ class Audit:
         self.taken: Counter[tuple[str, str, int, Name, int]] = Counter()
         """Namespace, worker, epoch, activity and attempt of each lost binding."""
         self.quota: dict[str, int] = {}
-        self.activities = Activities(report, sometimes, self.taken, now)
+        self.activities = Activities(report, sometimes, self.taken, now, listening_time.listened_s)
         self._listening_time = listening_time
         self._now = now
         self._log_id = 0
@@ -183,7 +180,7 @@ class Audit:
             self._take_fact(shard_id, (entry.namespace, entry.worker), entry, event, expected)
         elif entry.workflow_id is not None:
             assert entry.namespace is not None
-            self.activities.take(entry.namespace, entry.workflow_id, event, self.workers)
+            self.activities.take(entry.namespace, entry.workflow_id, event, self.workers, shard_id)
 
     def _take_over(self, shard_id: int, shard: Shard, event: facts.ShardTaken, observed_ms: int) -> None:
         if event.epoch != shard.epoch + 1:

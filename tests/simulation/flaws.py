@@ -26,6 +26,7 @@ import liveness.expiry.lease_deadlines
 import liveness.expiry.throttle
 import liveness.sdk.local_lease
 import liveness.store.commit
+import liveness.tasks.activity_limits
 from liveness.expiry.throttle import ExpiryHold
 from liveness.sdk.local_lease import LocalLease
 from liveness.store.api import ShardCommit
@@ -64,6 +65,10 @@ def _three_seconds_late(self: Any, worker: Any, *_: object) -> int:
     return worker.deadline_ms + 3_000
 
 
+def _half_the_limit(self: Any, shard: Any, activity: Any, end: Any) -> int:
+    return int(end.end_ms - end.limit_ms / 2)
+
+
 def _hold_for_ever(self: Any, storm_state: Any, one: Any, *_: object) -> ExpiryHold:
     now_ms = one.shard.now_ms()
     return ExpiryHold(one.shard, now_ms, now_ms + one.worker.granted_ms)
@@ -85,6 +90,12 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
         liveness.sdk.local_lease,
         "server_ended",
         lambda known, _: known,
+    ),
+    "time limits end early": (liveness.tasks.activity_limits.ActivityLimits, "_end_ms", _half_the_limit),
+    "time limits end three seconds late": (
+        liveness.tasks.activity_limits.ActivityLimits,
+        "_end_ms",
+        lambda self, shard, activity, end: end.end_ms + 3_000,
     ),
     "leases end three seconds late": (
         liveness.expiry.lease_deadlines.LeaseDeadlines,
@@ -120,6 +131,8 @@ FOUND_BY: Mapping[str, tuple[int, ...]] = {
     "workers trust their lease too long": (11, 13),
     "workers ignore their disconnect grace": (28, 29),
     "workers take a dead lone server for a cut network": (68, 78),
+    "time limits end early": (81,),
+    "time limits end three seconds late": (87, 89),
     "leases end three seconds late": (1,),
     "leases end while calls are heard too late for them": (54, 63),
     "a storm never ends": (1,),

@@ -269,12 +269,21 @@ class Monitor:
                 )
         self._cut_since = cut_since
 
+    def _taken_of(self, shard_id: int) -> tuple[float, int]:
+        shard = self._world.audit.shards[shard_id]
+        return shard.taken_at, shard.taken_ms
+
     def _check_lateness(self) -> None:
         world = self._world
         plan, now = world.plan, world.now()
         settled = world.calm_since + 2 * plan.node_lease_ms / 1_000 + 5
         if now < settled:
             return
+        overdue = world.audit.activities.overdue(
+            settled, LATE_S_MAX + SLACK_S, self._taken_of, plan.grace_ms / 1_000
+        )
+        if overdue:
+            world.report("bounded lateness", overdue, ())
         for key, worker in world.audit.workers.items():
             if worker.state != ACTIVE:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SCHEDULE_EVERY_S = 0.5
+
+
+def _timeouts(random: Random) -> activity_pb2.ActivityTimeouts:
+    """Limits for three of four activities; a worker's attempt that is not stuck takes less than 4 s."""
+    kind = random.randrange(4)
+    return activity_pb2.ActivityTimeouts(
+        start_to_close_timeout=ms_to_duration(5_000) if kind in (0, 2) else None,
+        heartbeat_timeout=ms_to_duration(1_500) if kind in (1, 2) else None,
+        schedule_to_start_timeout=ms_to_duration(random.choice((1_000, 20_000))) if kind == 2 else None,
+        schedule_to_close_timeout=ms_to_duration(30_000) if kind == 1 else None,
+    )
 
 
 class Client:
@@ -92,6 +104,8 @@ class Client:
                 id=activity_pb2.ActivityId(workflow_id=f"order-{number}", run_id="-", activity_id="-"),
                 task_queue=world.random.choice(("q0", "q1")),
             )
+            if world.plan.has_time_limits:
+                request.timeouts.CopyFrom(_timeouts(Random(f"limits {number}")))
             for _ in range(5):
                 try:
                     await self._stub(ActivityServiceStub).ScheduleActivity(request, timeout=2)

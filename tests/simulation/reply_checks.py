@@ -20,6 +20,7 @@ _MANY = "/liveness.v1.LivenessService/RecordWorkerHeartbeats"
 _POLL = "/liveness.v1.ActivityService/PollActivity"
 _CLAIM = "/liveness.v1.ActivityService/ClaimActivity"
 _COMPLETE = "/liveness.v1.ActivityService/CompleteActivity"
+_HEARTBEAT = "/liveness.v1.ActivityService/RecordActivityHeartbeat"
 
 REPEATED = worker_pb2.HEARTBEAT_OUTCOME_REPEATED
 
@@ -48,6 +49,8 @@ class ReplyChecks:
             self._check_hand_out(given)
         elif path == _COMPLETE:
             self._check_end(given)
+        elif path == _HEARTBEAT and given.code is grpc.StatusCode.OK:
+            self._check_activity_heartbeat(given)
         if given.code is not grpc.StatusCode.OK:
             self.given[_reason(given).reason or given.code.name] += 1
             if path == _CLAIM and _reason(given).reason == "ACTIVITY_HELD":
@@ -157,6 +160,13 @@ class ReplyChecks:
                     f"{name} attempt {task.attempt} was handed out and is not durable",
                     (name[0],),
                 )
+
+    def _check_activity_heartbeat(self, given: Delivered) -> None:
+        request = activity_pb2.RecordActivityHeartbeatRequest.FromString(given.request)
+        name = (request.id.workflow_id, request.id.run_id, request.id.activity_id)
+        record = self._audit.activities.activity_records[request.namespace, name]
+        if request.details not in record.details:
+            self._report("durable ack", f"a heartbeat of {name} was answered and is not durable", (name[0],))
 
     def _check_end(self, given: Delivered) -> None:
         request = activity_pb2.CompleteActivityRequest.FromString(given.request)

@@ -16,7 +16,14 @@ from liveness.sdk import local_lease, rpc_failures
 from liveness.sdk.heartbeat_state import HeartbeatOutcome, HeartbeatState
 from liveness.sdk.local_lease import LocalLease
 from liveness.sdk.rpc_failures import RpcFailure
-from liveness.sdk.values import ActivityRef, AttemptKey, id_to_proto, ms_to_duration, ref_from_task
+from liveness.sdk.values import (
+    ActivityRef,
+    AttemptKey,
+    duration_to_ms,
+    id_to_proto,
+    ms_to_duration,
+    ref_from_task,
+)
 from liveness.v1 import activity_pb2, service_pb2, worker_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
@@ -53,6 +60,10 @@ class Hold:
         self.ref = ref
         self.epoch = epoch
         self.lost = asyncio.Event()
+        self.heartbeat_ms = 0
+        """How often the server expects a heartbeat of the attempt; 0 for never."""
+        self.is_stuck = False
+        """Whether its handler never ends by itself, and says nothing."""
 
 
 class Run:
@@ -291,6 +302,9 @@ class Run:
         self._stir.set()
         if accepted:
             hold = self.holds[ref.key] = Hold(ref, task.lease_epoch)
+            hold.heartbeat_ms = duration_to_ms(task.heartbeat_timeout)
+            if task.HasField("heartbeat_timeout") or task.HasField("start_to_close_timeout"):
+                hold.is_stuck = Random(f"stuck {self.session} {ref}").random() < 0.25
             asyncio.get_running_loop().create_task(self._work(hold, ours=True))
 
     async def _take_work(self) -> None:
@@ -331,8 +345,11 @@ class Run:
         self._adopt(response.activity)
 
     async def _work(self, hold: Hold, *, ours: bool) -> None:
+        seconds = self.behaviour.work_ms * self.random.uniform(0.2, 2) / 1_000
+        if hold.heartbeat_ms and not hold.is_stuck:
+            asyncio.get_running_loop().create_task(self._send_heartbeats(hold))
         try:
-            async with asyncio.timeout(self.behaviour.work_ms * self.random.uniform(0.2, 2) / 1_000):
+            async with asyncio.timeout(None if hold.is_stuck else seconds):
                 await hold.lost.wait()
         except TimeoutError:
             pass
@@ -343,6 +360,33 @@ class Run:
             await self._complete(hold)
         else:
             self._end(hold)
+
+    async def _send_heartbeats(self, hold: Hold) -> None:
+        """Say three times in each limit that the handler is at work, until its attempt ends."""
+        count = 0
+        while self.holds.get(hold.ref.key) is hold and not hold.lost.is_set() and not self.ended:
+            count += 1
+            sent_at = self.world.now()
+            request = activity_pb2.RecordActivityHeartbeatRequest(
+                namespace=self.behaviour.namespace,
+                id=id_to_proto(hold.ref),
+                worker_instance_key=self.behaviour.key,
+                lease_epoch=hold.epoch,
+                attempt=hold.ref.attempt,
+                details=f"{self.session} {count}".encode(),
+            )
+            try:
+                await self.activities.RecordActivityHeartbeat(request, timeout=CALL_S)
+            except grpc.aio.AioRpcError:
+                pass
+            else:
+                self.world.audit.activities.heartbeat_answered(
+                    self.behaviour.namespace,
+                    (hold.ref.workflow_id, hold.ref.run_id, hold.ref.activity_id),
+                    hold.ref.attempt,
+                    sent_at,
+                )
+            await self.clock.sleep(hold.heartbeat_ms // 3)
 
     async def _complete(self, hold: Hold) -> None:
         request = activity_pb2.CompleteActivityRequest(

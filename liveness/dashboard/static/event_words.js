@@ -43,6 +43,8 @@ const SENTENCES = {
   ReplicaLeft: (e, d) => `has no replica ${d.session_id} any more`,
   ActivityScheduled: (e, d) => `${activity(e, d)} was scheduled on ${d.task_queue}`,
   ActivityStarted: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was handed to ${d.worker}`,
+  ActivityHeartbeatRecorded: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, is at work`,
+  ActivityTimedOut: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, failed${d.due_ms ? '' : ' for good'}${because(d.message)}`,
   ActivityCompleted: (e, d) => `${activity(e, d)} was completed by ${d.worker}`,
   ActivityAttemptFailed: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, failed${because(d.message)}`,
   ActivityFailed: (e, d) => `${activity(e, d)} failed for good${because(d.message)}`,
@@ -97,7 +99,7 @@ export function sentenceOf(event) {
   }
 }
 
-const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
+const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityTimedOut', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
 const GOOD = new Set(['WorkerRegistered', 'WorkerResurrected', 'ActivityCompleted']);
 const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ProgressForgotten', 'ShardTaken', 'ActivityCancelled']);
 

@@ -13,6 +13,7 @@ const named = (prefix) => (value) => {
 export const workerState = named('WORKER_STATE_');
 export const workerStatus = named('WORKER_STATUS_');
 export const activityState = named('ACTIVITY_STATE_');
+export const timeoutType = named('TIMEOUT_TYPE_');
 export const taskState = named('TASK_STATE_');
 export const componentStatus = named('COMPONENT_STATUS_');
 export const componentAction = named('COMPONENT_ACTION_');

@@ -45,7 +45,7 @@ class Registration(NamedTuple):
 def parse_body(content: bytes) -> Body:
     try:
         body = msgspec.json.decode(content or b"{}")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidField(field="body", rule="must be JSON") from None
     if not isinstance(body, dict):
         raise InvalidField(field="body", rule="must be a JSON object")

@@ -30,6 +30,7 @@ from liveness.http.errors import HttpError, from_error, from_rpc_error
 from liveness.http.grpc_client import GrpcClient, current_client
 from liveness.http.guard import check_content_type
 from liveness.http.json_output import json_bytes
+from liveness.slices import in_slices
 from liveness.v1 import component_metrics_service_pb2, registry_pb2, registry_service_pb2
 
 CALL_TIMEOUT_S = 4.0
@@ -37,9 +38,19 @@ CALL_TIMEOUT_S = 4.0
 RETRY_AFTER_S = 3
 METRICS_BODY_BYTES_MAX = 512 * 1024
 ROWS_MAX = 10_000
+POOLS_BYTES_MAX = 8 * 1024 * 1024
+"""A list of pools ends with the page that exceeds it: pools that describe themselves at length are fewer."""
+ROWS_PER_SLICE = 20
+SERIES_PER_PAGE = 10
+"""A series has up to 1,000 points; more of them than `POINTS_MAX` would be read for nothing."""
 PAGE_ROWS = 500
 POINTS_MAX = 10_000
+SAMPLES_MAX = 1_000
+LABELS_MAX = 16
+"""Of a report, and of a sample, as in ReportMetrics."""
 POINTS_DEFAULT = 1_000
+VALUE_MAX = 1e200
+"""Of a sample, as in ReportMetrics."""
 
 _REGISTRY = registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"].methods_by_name
 _METRICS = component_metrics_service_pb2.DESCRIPTOR.services_by_name[
@@ -192,11 +203,13 @@ class NoetlPaths:
         if runtime:
             asked.runtime["type"] = runtime
         rows: list[dict[str, Any]] = []
+        bytes_left = POOLS_BYTES_MAX
         while True:
             page = await self._call(_REGISTRY["ListEntries"], asked, request.headers)
-            rows += map(bodies.row_of, page.entries)
+            rows += [bodies.row_of(entry) async for entry in in_slices(page.entries, ROWS_PER_SLICE)]
+            bytes_left -= page.ByteSize()
             asked.page_token = page.next_page_token
-            if not asked.page_token or len(rows) >= ROWS_MAX:
+            if not asked.page_token or len(rows) >= ROWS_MAX or bytes_left < 0:
                 break
         answer = {"items": rows, "count": len(rows), "runtime": runtime or None, "status": status or None}
         return json_response(json_bytes(answer))
@@ -214,7 +227,9 @@ class NoetlPaths:
         message = component_metrics_service_pb2.ReportMetricsRequest(
             namespace=self._settings.namespace, worker_instance_key=key
         )
-        for number, sample in enumerate(samples):
+        if len(samples) > SAMPLES_MAX:
+            raise InvalidField(field="metrics", rule=f"must have at most {SAMPLES_MAX} elements")
+        async for number, sample in in_slices(enumerate(samples), ROWS_PER_SLICE):
             _add_sample(message.samples.add(), sample, f"metrics[{number}]")
         answer = await self._call(_METRICS["ReportMetrics"], message, request.headers)
         stored = {"metrics_inserted": answer.stored_samples}
@@ -246,7 +261,9 @@ class NoetlPaths:
         asked_for = request.query_params
         limit = _limit(asked_for.get("limit", ""))
         asked = component_metrics_service_pb2.QueryMetricsRequest(
-            namespace=self._settings.namespace, name=asked_for.get("metric_name", ""), page_size=100
+            namespace=self._settings.namespace,
+            name=asked_for.get("metric_name", ""),
+            page_size=SERIES_PER_PAGE,
         )
         name = asked_for.get("component_name", "")
         if name:
@@ -263,7 +280,7 @@ class NoetlPaths:
         rows: list[dict[str, Any]] = []
         while True:
             page = await self._call(_METRICS["QueryMetrics"], asked, request.headers)
-            for series in page.series:
+            async for series in in_slices(page.series, 2):
                 rows += self._metric_rows(series, asked_for.get("metric_type", ""))
             asked.page_token = page.next_page_token
             if not asked.page_token or len(rows) >= POINTS_MAX:
@@ -341,8 +358,11 @@ def _add_sample(sample: component_metrics_service_pb2.MetricSample, told: Any, f
     if not isinstance(told, dict):
         raise InvalidField(field=field, rule="must be an object")
     value = told.get("metric_value", told.get("value"))
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidField(field=f"{field}.metric_value", rule="must be a number")
+    # An integer may have more digits than a float can hold.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= VALUE_MAX:
+        raise InvalidField(
+            field=f"{field}.metric_value", rule=f"must be a number between -{VALUE_MAX:g} and {VALUE_MAX:g}"
+        )
     sample.name = bodies.text_of(told, "metric_name", "name", required=True)
     sample.value = value
     is_counter = bodies.text_of(told, "metric_type", "type").lower() == "counter"
@@ -350,8 +370,8 @@ def _add_sample(sample: component_metrics_service_pb2.MetricSample, told: Any, f
         component_metrics_service_pb2.METRIC_TYPE_COUNTER if is_counter else component_metrics_service_pb2.METRIC_TYPE_GAUGE
     )  # fmt: skip
     labels = told.get("labels")
-    if labels is not None and not isinstance(labels, dict):
-        raise InvalidField(field=f"{field}.labels", rule="must be a map")
+    if labels is not None and not (isinstance(labels, dict) and len(labels) <= LABELS_MAX):
+        raise InvalidField(field=f"{field}.labels", rule=f"must be a map of at most {LABELS_MAX} labels")
     for name, label in (labels or {}).items():
         if name not in _FLEETING_LABELS:
             sample.labels[name] = label if isinstance(label, str) else str(label)

@@ -24,6 +24,7 @@ from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.liveness_service import LivenessService
 from liveness.store.api import Store
+from liveness.tasks.activity_limits import ActivityLimits
 from liveness.tasks.activity_reschedule import ActivityReschedule
 from liveness.tasks.maintenance import Maintenance
 from liveness.tasks.queue_runner import QueueRunner
@@ -73,7 +74,9 @@ class Engine:
         )
         self.ownership = ActivityOwnership(self.node)
         reconciler = BindingReconciler(self.node, self.ownership)
-        self.timers = timers = TimerRunner(self.node, timer_heaps, reconciler)
+        self.timers = timers = TimerRunner(
+            self.node, timer_heaps, reconciler, ActivityLimits(self.node, self.ownership)
+        )
         self._opened = OpenedListener()
         self.matching = Matching(self.node, self.ownership)
         self.queue = QueueRunner(

@@ -33,6 +33,7 @@ class Client:
 
     def __init__(self, channel: grpc.aio.Channel, token: str | None) -> None:
         self.token = token
+        self.channel = channel
         self.liveness: Any = _WithToken(LivenessServiceStub(channel), token)
         self.activities: Any = _WithToken(ActivityServiceStub(channel), token)
         self.metrics: Any = _WithToken(ComponentMetricsServiceStub(channel), token)

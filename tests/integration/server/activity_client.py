@@ -74,6 +74,20 @@ class ActivityClient:
         answer: pb.FailActivityResponse = await self.harness.activities.FailActivity(request)
         return answer
 
+    async def heartbeat(
+        self,
+        task: pb.ActivityTask,
+        worker: str = "w",
+        *,
+        lease_epoch: int = 0,
+        attempt: int = 0,
+        **fields: Any,
+    ) -> None:
+        token = {"lease_epoch": lease_epoch or task.lease_epoch, "attempt": attempt or task.attempt}
+        await self.harness.activities.RecordActivityHeartbeat(
+            pb.RecordActivityHeartbeatRequest(**self._token(task, worker, token), **fields)
+        )
+
     async def release(self, task: pb.ActivityTask, worker: str = "w") -> None:
         await self.harness.activities.ReleaseActivity(
             pb.ReleaseActivityRequest(**self._token(task, worker, {}))

@@ -65,6 +65,12 @@ class ActivityRecord:
     """Losses that had their effect."""
     verdict: str = ""
     """The name of the event that must follow a loss."""
+    limits: ev.TimeLimits = ev.NO_LIMITS
+    since_ms: int = 0
+    """When it became available, or was handed out."""
+    heard_ms: int = 0
+    close_by_ms: int = 0
+    details: list[bytes] = field(default_factory=list)
 
 
 @dataclass
@@ -316,8 +322,20 @@ class ActivityChecker(CommitObserver):
                 event.retry,
                 event.due_ms,
             )
+            known.limits, known.since_ms = event.limits, event.due_ms
+            known.close_by_ms = event.due_ms + event.limits.schedule_to_close_ms
+        elif isinstance(event, ev.ActivityHeartbeatRecorded):
+            assert known.state == "STARTED", "only an attempt that is held has heartbeats"
+            assert event.attempt == known.attempt
+            known.heard_ms = event.at_ms
+            if event.details is not None:
+                known.details.append(event.details)
+            self.seen["a heartbeat of an activity"] += 1
+        elif isinstance(event, ev.ActivityTimedOut):
+            self._timed_out(known, event)
         elif isinstance(event, ev.ActivityStarted):
             assert known.state == "AVAILABLE", "only available activities are handed out"
+            known.since_ms = known.heard_ms = event.at_ms
             assert event.attempt == known.attempt
             assert event.attempt > known.last_started, "attempts only rise"
             known.holder = Token(key, event.worker, event.epoch, event.attempt)
@@ -352,12 +370,35 @@ class ActivityChecker(CommitObserver):
         else:
             self._ended(key, known, event, commit_sides)
 
+    def _timed_out(self, known: ActivityRecord, event: ev.ActivityTimedOut) -> None:
+        limits, limit = known.limits, event.limit
+        ends = {
+            ev.TimeLimit.START_TO_CLOSE: ("STARTED", known.since_ms + limits.start_to_close_ms),
+            ev.TimeLimit.HEARTBEAT: ("STARTED", known.heard_ms + limits.heartbeat_ms),
+            ev.TimeLimit.SCHEDULE_TO_START: ("AVAILABLE", known.since_ms + limits.schedule_to_start_ms),
+            ev.TimeLimit.SCHEDULE_TO_CLOSE: (known.state, known.close_by_ms),
+        }
+        state, end_ms = ends[limit]
+        assert getattr(limits, f"{limit}_ms") == event.limit_ms > 0, "only a limit that was asked for counts"
+        assert known.state == state, f"{limit} is over while {known.state}"
+        assert event.at_ms >= end_ms, "no limit ends early"
+        if known.state == "STARTED":
+            assert known.holder is not None
+            assert (event.worker, event.attempt) == (known.holder.worker, known.holder.attempt)
+            known.failures += 1
+        known.holder, known.deaths = None, 0
+        known.state, known.due_ms = ("WAITING", event.due_ms) if event.due_ms else ("FAILED", 0)
+        if event.due_ms:
+            known.attempt += 1
+        self.seen[f"timed out: {limit}"] += 1
+
     def _available(self, known: ActivityRecord, event: ev.ActivityMadeAvailable) -> None:
         if event.fresh:
             assert known.state in ("QUARANTINED", "FAILED"), (
                 "only failed or quarantined activities are retried"
             )
             known.failures = known.deaths = 0
+            known.close_by_ms = event.at_ms + known.limits.schedule_to_close_ms
             self.seen["retried by an operator"] += 1
         elif known.state == "WAITING":
             assert event.at_ms >= known.due_ms, "a waiting activity is not available early"
@@ -366,7 +407,7 @@ class ActivityChecker(CommitObserver):
             assert known.state in ("BACK", "TAKEN", "RELEASED"), f"made available while {known.state}"
             self.seen["hand-on cancelled"] += known.state == "RELEASED"
         assert event.attempt > known.last_started, "the next attempt is a new one"
-        known.state, known.attempt = "AVAILABLE", event.attempt
+        known.state, known.attempt, known.since_ms = "AVAILABLE", event.attempt, event.at_ms
 
     def _taken(self, key: ActivityKey, known: ActivityRecord, event: ev.ActivityCancelRequested) -> None:
         loss = (event.worker, event.epoch, event.attempt)
@@ -431,7 +472,12 @@ class ActivityChecker(CommitObserver):
             known.state, known.attempt, known.due_ms = "WAITING", event.attempt + 1, event.due_ms
         else:
             assert isinstance(event, ev.ActivityFailed)
-            assert exhausted or event.message == "for good", "an activity fails finally only by rule"
+            no_time_left = 0 < known.limits.schedule_to_close_ms <= known.close_by_ms
+            wait_ms = min(retry.initial_ms * retry.coefficient ** (known.failures - 1), retry.max_ms)
+            no_time_left = no_time_left and event.at_ms + wait_ms >= known.close_by_ms
+            assert exhausted or no_time_left or event.message == "for good", (
+                "an activity fails finally only by rule"
+            )
             known.state = "FAILED"
 
     # -- checks between steps

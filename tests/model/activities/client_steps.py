@@ -38,6 +38,7 @@ from tests.model.activities.participants import (
     queue_of,
     ref_to,
     retry_of,
+    timeouts_of,
 )
 from tests.model.workers.state_machine import ModelEnvironment
 
@@ -273,7 +274,7 @@ class ClientSteps:
     async def _schedule(self, key: ActivityKey, delay_ms: int) -> None:
         request = pb.ScheduleActivityRequest(
             namespace=NAMESPACE, id=id_of(key), task_queue=queue_of(key), retry_policy=retry_of(key),
-            start_delay=duration(delay_ms),
+            start_delay=duration(delay_ms), timeouts=timeouts_of(key),
         )  # fmt: skip
         before = self.checker.known[key].state
         answer = await self.engine.call(self.engine.activities.schedule_activity, request)
@@ -335,7 +336,7 @@ class ClientSteps:
     async def _claim(self, client: WorkerClient, key: ActivityKey) -> None:
         request = pb.ClaimActivityRequest(
             namespace=NAMESPACE, id=id_of(key), worker_instance_key=client.name, session_id=client.session,
-            task_queue=queue_of(key), retry_policy=retry_of(key),
+            task_queue=queue_of(key), retry_policy=retry_of(key), timeouts=timeouts_of(key),
         )  # fmt: skip
         undisturbed, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
         answer = await self.engine.call(self.engine.activities.claim_activity, request)
@@ -375,6 +376,14 @@ class ClientSteps:
         }  # fmt: skip
         known, activities = self.checker.known[token.key], self.engine.activities
         mine = [ended for ended, _ in known.completions] == [token]
+        if how == "heartbeat":
+            beat = pb.RecordActivityHeartbeatRequest(**about, details=result)
+            answer = await self.engine.call(activities.record_activity_heartbeat, beat)
+            if isinstance(answer, LivenessError):
+                self._refused(how, answer)
+            else:
+                assert result in known.details, "an acknowledged heartbeat is durable"
+            return
         if how == "complete":
             request = pb.CompleteActivityRequest(**about, result=result)
             answer = await self.engine.call(activities.complete_activity, request)

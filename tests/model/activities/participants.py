@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from liveness.domain.events import Retry
+from liveness.domain.events import NO_LIMITS, Retry, TimeLimit, TimeLimits
 from liveness.domain.keys import ActivityKey
 from liveness.domain.policy import DEFAULT_POLICY
 from liveness.v1 import activity_pb2 as pb
@@ -56,6 +56,27 @@ def retry_of(key: ActivityKey) -> pb.RetryPolicy:
         maximum_interval=duration(retry.max_ms), maximum_attempts=retry.max_attempts,
         maximum_worker_deaths=retry.max_deaths,
     )  # fmt: skip
+
+
+LIMITS = (
+    NO_LIMITS,
+    TimeLimits(start_to_close_ms=3_000),
+    TimeLimits(heartbeat_ms=1_500),
+    TimeLimits(schedule_to_close_ms=20_000, schedule_to_start_ms=9_000, heartbeat_ms=4_000),
+)
+"""Shorter than some leases, and longer than others."""
+
+
+def timeouts_of(key: ActivityKey) -> pb.ActivityTimeouts:
+    # Every retry policy meets several limits.
+    limits = LIMITS[KEYS.index(key) // 2 % len(LIMITS)]
+    return pb.ActivityTimeouts(
+        **{
+            f"{limit}_timeout": duration(limit_ms)
+            for limit in TimeLimit
+            if (limit_ms := getattr(limits, f"{limit}_ms"))
+        }
+    )
 
 
 def id_of(key: ActivityKey) -> pb.ActivityId:

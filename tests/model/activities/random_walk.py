@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.activity import Activity, ActivityState, limit_ends
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import Worker, WorkerState
 from liveness.engine.shard import Shard
@@ -56,9 +56,12 @@ class RandomWalk(ClientSteps):
             key = KEYS[what % len(KEYS)]
             shard = self.engine.node.shard_table()[self.shard_id(key.workflow_id)]
             activity = shard.activities.get(key) if shard else None
-            if shard is None or activity is None or not activity.due_ms:
+            due_ms = activity.due_ms if activity else 0
+            if activity is not None and which == "limit":
+                due_ms = min((end.end_ms for end in limit_ends(activity)), default=0)
+            if shard is None or not due_ms:
                 return
-            left_ms = activity.due_ms - shard.now_ms()
+            left_ms = due_ms - shard.now_ms()
         if left_ms + off_ms > 0:
             await self.pass_time(min(left_ms + off_ms, 10_000))
 

@@ -59,6 +59,8 @@ SITUATIONS = {
         "a poll waits though there is work",
     ),
     *("handed on", "a sink refuses", "a sink hangs", "dead-lettered", "hand-on cancelled"),
+    *("timed out: start_to_close", "timed out: heartbeat", "timed out: schedule_to_start"),
+    *("timed out: schedule_to_close", "a heartbeat of an activity"),
     *("orders compared on a stream", "a worker cleaned up", "rescheduled"),
 }
 """Situations that a meaningful run must reach."""

@@ -37,7 +37,7 @@ CHOICES: dict[str, dict[str, Choose]] = {
     "claim": {**_WHO, **_WHAT},
     "end": {
         "which": _of(0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7), "twist": _of(*_TWISTS),
-        "how": _of("complete", "complete", "complete", "fail", "fail for good", "release"),
+        "how": _of("complete", "complete", "complete", "fail", "fail for good", "release", "heartbeat", "heartbeat"),
     },
     "cancel": _WHAT,
     "retry": _WHAT,
@@ -48,7 +48,7 @@ CHOICES: dict[str, dict[str, Choose]] = {
     "leave": {**_WHO, "how": _of("expire", "shutdown", "old")},
     "stream": {**_WHO, "how": _of("attach", "attach", "break", "detach"), "grace_ms": _of(1_000, 2_000)},
     "time": {"ms": _of(1, 250, 500, 1_000, 2_000, 5_000)},
-    "until": {**_WHAT, "which": _of("lease", "due"), "off_ms": _of(-1, 0, 0, 1)},
+    "until": {**_WHAT, "which": _of("lease", "due", "limit", "limit"), "off_ms": _of(-1, 0, 0, 1)},
     "fall_silent": {**_WHO, "queue": _of(0, 1, 2), "heard": _of(True, True, True, False)},
     "work": {},
     "sink": {"mode": _of("takes", "refuses", "hangs", "gone")},

@@ -47,7 +47,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.dashboard": "",
         "liveness.sdk": "v1 client_credentials clock templated_error rpc_details network_addresses version",
         "liveness.bridges": "sdk v1 client_credentials background clock telemetry",
-        "liveness.doors": "sdk v1 client_credentials background clock config domain http templated_error",
+        "liveness.doors": "sdk v1 client_credentials background clock config domain http slices templated_error",
         "liveness.supervisor": "sdk v1 client_credentials background clock config domain templated_error version",
         "liveness.demo": "sdk v1 clock",
         "liveness.testing": "app clock config domain",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from liveness.domain import activity_decider as decide
-from liveness.domain.activity import Activity, evolve
-from liveness.domain.activity_decider import ActivitySpec, AttemptHolder
-from liveness.domain.events import ActivityEvent, Retry
+from liveness.domain.activity import Activity, evolve, limit_ends
+from liveness.domain.activity_decider import ActivitySpec, AttemptHolder, HeartbeatDetails
+from liveness.domain.events import NO_LIMITS, ActivityEvent, Retry, TimeLimits
 from liveness.domain.keys import ActivityId
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask
@@ -28,8 +28,10 @@ def task(
 
 
 class ActivityScenario:
-    def __init__(self, retry: Retry | None = None, policy: Policy = POLICY) -> None:
-        self.spec = SPEC if retry is None else SPEC._replace(retry=retry)
+    def __init__(
+        self, retry: Retry | None = None, policy: Policy = POLICY, limits: TimeLimits = NO_LIMITS
+    ) -> None:
+        self.spec = SPEC._replace(retry=retry or SPEC.retry, limits=limits)
         self.policy = policy
         self.activity: Activity | None = None
         self.now_ms = 1_000
@@ -78,6 +80,18 @@ class ActivityScenario:
             decide.fail(self.known, holder, message, self.now_ms, retryable=retryable, after_ms=after_ms)
         )
 
+    def heartbeat(self, holder: AttemptHolder, details: bytes | None = None) -> decide.ActivityEvents:
+        said = None if details is None else HeartbeatDetails(details, "json/plain")
+        return self._apply(decide.record_heartbeat(self.known, holder, said, self.now_ms))
+
+    def time_out_if_over(self) -> decide.ActivityEvents:
+        """Enforce the first time limit, if one is over."""
+        over = [end for end in limit_ends(self.known) if end.end_ms <= self.now_ms]
+        if not over:
+            return ()
+        end = min(over, key=lambda end: end.end_ms)
+        return self._apply(decide.time_out(self.known, end, self.now_ms))
+
     def give_back(self, holder: AttemptHolder, reason: str = "released") -> decide.ActivityEvents:
         return self._apply(decide.give_back(self.known, holder, reason, self.now_ms))
 
@@ -118,7 +132,9 @@ class ActivityScenario:
         return events
 
 
-def scheduled(retry: Retry | None = None, policy: Policy = POLICY) -> ActivityScenario:
-    scenario = ActivityScenario(retry, policy)
+def scheduled(
+    retry: Retry | None = None, policy: Policy = POLICY, limits: TimeLimits = NO_LIMITS
+) -> ActivityScenario:
+    scenario = ActivityScenario(retry, policy, limits)
     scenario.schedule()
     return scenario

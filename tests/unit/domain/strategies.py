@@ -32,7 +32,7 @@ from liveness.domain.death_certificate import (
     Stall,
 )
 from liveness.domain.decider import ActivationT
-from liveness.domain.events import LeaseRenewed, Retry
+from liveness.domain.events import LeaseRenewed, Retry, TimeLimit, TimeLimits
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
@@ -109,6 +109,7 @@ def _activations(kind: type[ActivationT]) -> st.SearchStrategy[ActivationT]:
 
 
 blobs = st.binary(max_size=20)
+time_limits = st.builds(TimeLimits, numbers, numbers, numbers, numbers)
 retries = st.builds(
     Retry,
     initial_ms=durations,
@@ -275,8 +276,26 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         at_ms=times,
         due_ms=times,
         input_encoding=text,
+        limits=time_limits,
     ),
     events.ActivityStarted: _of_attempt(events.ActivityStarted, verify_ms=times),
+    events.ActivityHeartbeatRecorded: _about_activity(
+        events.ActivityHeartbeatRecorded,
+        attempt=counts,
+        at_ms=times,
+        details=st.none() | blobs,
+        details_encoding=text,
+    ),
+    events.ActivityTimedOut: _of_attempt(
+        events.ActivityTimedOut,
+        limit=st.sampled_from(TimeLimit),
+        limit_ms=times,
+        since_ms=times,
+        since_wall_ms=times,
+        heard_wall_ms=times,
+        due_ms=times,
+        message=text,
+    ),
     events.ActivityCompleted: _of_attempt(events.ActivityCompleted, result=blobs, result_encoding=text),
     events.ActivityAttemptFailed: _of_attempt(events.ActivityAttemptFailed, message=text, due_ms=times),
     events.ActivityFailed: _of_attempt(events.ActivityFailed, message=text),
@@ -387,6 +406,14 @@ activities = st.builds(
     failures=numbers,
     deaths=numbers,
     last_failure=text,
+    limits=time_limits,
+    close_by_ms=times,
+    heard_ms=times,
+    heard_wall_ms=times,
+    details=blobs,
+    details_encoding=text,
+    details_wall_ms=times,
+    timed_out=text,
     result=blobs,
     end=st.none() | st.builds(EndedAttempt, text, counts, counts, text),
 )

@@ -20,8 +20,10 @@ from liveness.domain.events import (
     ActivityFailed,
     ActivityMadeAvailable,
     ActivityStarted,
+    ActivityTimedOut,
     AttemptEnded,
     Retry,
+    TimeLimits,
 )
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask
@@ -48,8 +50,22 @@ class ActivityMachine(RuleBasedStateMachine):
         max_attempts=st.sampled_from([0, 0, 2, 4]),
         own_max_deaths=st.sampled_from([None, None, 0, 1, 2]),
         namespace_max_deaths=st.sampled_from([3, 3, 2, 0]),
+        limits=st.builds(
+            TimeLimits,
+            schedule_to_close_ms=st.sampled_from([0, 0, 0, 150]),
+            schedule_to_start_ms=st.sampled_from([0, 0, 40]),
+            start_to_close_ms=st.sampled_from([0, 30]),
+            heartbeat_ms=st.sampled_from([0, 20]),
+        ),
     )
-    def prepare(self, max_attempts: int, own_max_deaths: int | None, namespace_max_deaths: int) -> None:
+    def prepare(
+        self,
+        max_attempts: int,
+        own_max_deaths: int | None,
+        namespace_max_deaths: int,
+        limits: TimeLimits,
+    ) -> None:
+        self.limits = limits
         self.retry = Retry(
             initial_ms=10, coefficient=2.0, max_ms=50, max_attempts=max_attempts, max_deaths=own_max_deaths
         )
@@ -59,8 +75,9 @@ class ActivityMachine(RuleBasedStateMachine):
         self.begin()
 
     def begin(self) -> None:
-        self.scenario = ActivityScenario(self.retry, Policy(max_worker_deaths=self.namespace_max_deaths))
-        self.model = ActivityModel(self.retry, self.namespace_max_deaths)
+        policy = Policy(max_worker_deaths=self.namespace_max_deaths)
+        self.scenario = ActivityScenario(self.retry, policy, self.limits)
+        self.model = ActivityModel(self.retry, self.namespace_max_deaths, self.limits)
         self.bound: dict[str, AttemptHolder] = {}
         """The attempt bound to each worker in its live lease."""
         self.tokens = [AttemptHolder("red", 1, 1)]
@@ -99,7 +116,8 @@ class ActivityMachine(RuleBasedStateMachine):
         if claims or not self.model.phase:
             self.claim(worker)
         else:
-            self.model.start(worker, self.epochs[worker], self.scenario.now_ms + VERIFY_AFTER_MS)
+            now_ms = self.scenario.now_ms
+            self.model.start(worker, self.epochs[worker], now_ms, now_ms + VERIFY_AFTER_MS)
             assert self.scenario.start(worker, self.epochs[worker]) == self.model.holder
             self.give(self.model.holder)
 
@@ -153,10 +171,10 @@ class ActivityMachine(RuleBasedStateMachine):
         verdict: Verdict
         if call == "complete":
             result = str(len(self.tokens)).encode()
-            verdict = model.complete(token, result)
+            verdict = model.complete(token, result, scenario.now_ms)
             self.agree(lambda: scenario.complete(token, result), verdict)
         elif call == "give back":
-            verdict = model.give_back(token)
+            verdict = model.give_back(token, scenario.now_ms)
             self.agree(lambda: scenario.give_back(token), verdict)
         else:
             retryable = call == "fail"
@@ -164,6 +182,23 @@ class ActivityMachine(RuleBasedStateMachine):
             self.agree(lambda: scenario.fail(token, retryable=retryable, after_ms=after_ms), verdict)
         if verdict is True:
             assert self.bound.pop(token.worker) == token
+
+    @precondition(lambda self: self.model.phase)
+    @rule(which=some, details=st.sampled_from([None, b"1", b"2"]))
+    def a_token_sends_a_heartbeat(self, which: int, details: bytes | None) -> None:
+        token = self.tokens[-1 - which % len(self.tokens)]
+        if not self.lease_is_over(token):
+            verdict = self.model.heartbeat(token, self.scenario.now_ms, details)
+            self.agree(lambda: self.scenario.heartbeat(token, details), verdict)
+
+    @precondition(lambda self: self.model.phase)
+    @rule(ms=st.sampled_from([1, 15, 40]))
+    def time_passes_and_limits_are_enforced(self, ms: int) -> None:
+        self.scenario.wait(ms)
+        verdict = self.model.time_out(self.scenario.now_ms)
+        self.agree(self.scenario.time_out_if_over, verdict)
+        if verdict is True:
+            self.bound.clear()
 
     # -- calls by operators, timers and other engines
 
@@ -180,7 +215,7 @@ class ActivityMachine(RuleBasedStateMachine):
         elif call == "claim":
             self.claim(worker)
         elif call == "retry":
-            self.agree(self.scenario.retry, self.model.restart())
+            self.agree(self.scenario.retry, self.model.restart(self.scenario.now_ms))
         elif call == "fall due":
             self.agree(
                 self.scenario.make_available_if_due, self.model.make_available_if_due(self.scenario.now_ms)
@@ -206,7 +241,7 @@ class ActivityMachine(RuleBasedStateMachine):
         if taken:
             self.agree(self.scenario.hand_on, self.model.hand_on())
         else:
-            self.model.cancel_hand_on()
+            self.model.cancel_hand_on(self.scenario.now_ms)
             self.scenario.cancel_hand_on()
 
     @precondition(lambda self: self.model.phase in ("COMPLETED", "CANCELLED"))
@@ -253,7 +288,7 @@ class ActivityMachine(RuleBasedStateMachine):
         activity = self.scenario.known
         token = AttemptHolder(activity.worker, activity.epoch, activity.attempt)
         self.model.holder = token
-        self.agree(lambda: self.scenario.give_back(token), self.model.give_back(token))
+        self.agree(lambda: self.scenario.give_back(token), self.model.give_back(token, self.scenario.now_ms))
 
     @precondition(lambda self: self.away)
     @rule()
@@ -284,7 +319,7 @@ class ActivityMachine(RuleBasedStateMachine):
         self.deliver(self.tasks[-1 - which % len(self.tasks)], to_other_engine=to_other_engine)
 
     def deliver(self, lost: ActivityRescheduleTask, *, to_other_engine: bool) -> None:
-        verdict = self.model.reschedule(lost, to_other_engine=to_other_engine)
+        verdict = self.model.reschedule(lost, self.scenario.now_ms, to_other_engine=to_other_engine)
         self.agree(lambda: self.scenario.reschedule(lost, to_other_engine=to_other_engine), verdict)
 
     # -- invariants
@@ -302,6 +337,7 @@ class ActivityMachine(RuleBasedStateMachine):
             model.deaths,
         )
         assert (activity.due_ms, activity.result) == (model.due_ms, model.result)
+        assert activity.details == model.details
         assert activity.worker == (model.holder.worker if model.holder else "")
         assert (activity.epoch > 0) is (activity.state is ActivityState.STARTED)
 
@@ -337,10 +373,17 @@ class ActivityMachine(RuleBasedStateMachine):
                 holder = None
             elif isinstance(event, ActivityCancelRequested | ActivityCancelled):
                 holder = None
+            elif isinstance(event, ActivityTimedOut):
+                assert (event.worker, event.attempt if holder else 0) == (
+                    (holder.worker, holder.attempt) if holder else ("", 0)
+                )
+                assert event.at_ms - event.since_ms >= event.limit_ms
+                holder = None
             completions += isinstance(event, ActivityCompleted)
             if isinstance(event, ActivityCompleted | ActivityCancelled):
                 assert index == len(self.scenario.log) - 1
-            if isinstance(event, ActivityFailed) and index + 1 < len(self.scenario.log):
+            is_final = isinstance(event, ActivityTimedOut) and not event.due_ms
+            if (is_final or isinstance(event, ActivityFailed)) and index + 1 < len(self.scenario.log):
                 again = self.scenario.log[index + 1]
                 assert isinstance(again, ActivityMadeAvailable)
                 assert again.fresh

@@ -27,6 +27,7 @@ from tests.unit.store import (
     golden_v10,
     golden_v11,
     golden_v12,
+    golden_v13,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -91,5 +92,6 @@ VERSIONS = [
         ("v10", golden_v10),
         ("v11", golden_v11),
         ("v12", golden_v12),
+        ("v13", golden_v13),
     )
 ]

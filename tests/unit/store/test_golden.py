@@ -1,7 +1,7 @@
 """Every version decodes the rows of earlier versions and folds them to the same state.
 
 The files in `golden` are frozen; see the README beside them. Their decoded values are in `golden_v1` to
-`golden_v12`.
+`golden_v13`.
 """
 
 from __future__ import annotations

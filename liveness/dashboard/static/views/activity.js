@@ -8,7 +8,7 @@ import { Failure, Loading } from '../parts/notice.js';
 import { Name, Time, WorkerLink } from '../parts/text.js';
 import { href } from '../route.js';
 import { parseDuration, parseTime, showDuration } from '../time.js';
-import { activityName, activityState, counted } from '../words.js';
+import { activityName, activityState, counted, timeoutType } from '../words.js';
 import { ActivityButtons } from './activities.js';
 
 const SHOWN_CHARACTERS = 20_000;
@@ -32,6 +32,8 @@ export function Activity({ ns, params }) {
     ${error && html`<${Failure} error=${error} />`}
     ${!activity && !error && html`<${Loading} />`}
     ${activity && html`<${Facts} ns=${ns} activity=${activity} />
+      ${activity.heartbeat_details_time && html`<${Payload} title="Progress" bytes=${activity.heartbeat_details} encoding=${activity.heartbeat_details_encoding}>
+        <p class="mute">Told <${Time} ms=${parseTime(activity.heartbeat_details_time)} ago />. The next attempt is given it.</p><//>`}
       <div class="columns"><${Payload} title="Input" bytes=${activity.input} encoding=${activity.input_encoding} /><${Payload} title="Result" bytes=${activity.result} encoding=${activity.result_encoding} /></div>`}
   </div>`;
 }
@@ -49,6 +51,9 @@ function Facts({ ns, activity }) {
     ['task queue', html`<${Name}>${activity.task_queue}<//>`],
     ['attempt', `${activity.attempt}; ${counted(activity.failures, 'failure')}, ${counted(activity.worker_deaths, 'death')} of its workers in a row`],
     ['last failure', activity.last_failure && html`<bdi>${activity.last_failure}</bdi>`],
+    ['time limits', limitWords(activity.timeouts ?? {})],
+    activity.timeout_time && ['time is over', html`<${Time} ms=${parseTime(activity.timeout_time)} /> (${timeoutType(activity.next_timeout_type)})`],
+    activity.last_heartbeat_time && ['last heartbeat', html`<${Time} ms=${parseTime(activity.last_heartbeat_time)} ago />`],
     ['retried', policyWords(policy)],
     ['shard', activity.shard_id],
   ];
@@ -57,15 +62,21 @@ function Facts({ ns, activity }) {
   </section>`;
 }
 
+function limitWords(timeouts) {
+  return Object.entries(timeouts)
+    .map(([name, limit]) => `${name.replace('_timeout', '').replaceAll('_', ' ')} ${showDuration(parseDuration(limit))}`)
+    .join(', ');
+}
+
 function policyWords(policy) {
   const times = policy.maximum_attempts ? `at most ${counted(policy.maximum_attempts, 'attempt')}` : 'any number of attempts';
   const wait = parseDuration(policy.initial_interval);
   return wait === null ? times : `${times}, ${showDuration(wait)} apart, then ${policy.backoff_coefficient} × longer each, up to ${showDuration(parseDuration(policy.maximum_interval))}`;
 }
 
-function Payload({ title, bytes, encoding }) {
+function Payload({ title, bytes, encoding, children }) {
   const named = encoding && !KNOWN_ENCODINGS.includes(encoding) && html`<p class="mute">Encoding <${Name}>${encoding}<//></p>`;
-  return html`<section class="card"><h2>${title}</h2>${bytes ? html`<pre>${readable(bytes, encoding)}</pre>` : html`<p class="mute">None.</p>`}${named}</section>`;
+  return html`<section class="card"><h2>${title}</h2>${bytes ? html`<pre>${readable(bytes, encoding)}</pre>` : html`<p class="mute">None.</p>`}${named}${children}</section>`;
 }
 
 /** Decodes base64 to text if it is any, and lays out JSON; else returns it as it is. A text or bytes that look like JSON stay as they are. */
