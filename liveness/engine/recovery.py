@@ -19,8 +19,12 @@ class RecoveredWorkers:
         self.stale_rows: set[WorkerKey] = set()
         """Workers whose rows lack more than renewals."""
         self._row_seqs = snapshot.row_seqs
-        self._keys = {worker.number: key for key, worker in self.workers.items()}
-        assert len(self._keys) == len(self.workers), "a worker's number is its own"
+        self._keys: dict[int, WorkerKey] = {}
+        if any(
+            isinstance(entry.event, RenewalBatch) for entry in snapshot.tail
+        ):  # not after a shard was handed over
+            self._keys = {worker.number: key for key, worker in self.workers.items()}
+            assert len(self._keys) == len(self.workers), "a worker's number is its own"
         for entry in snapshot.tail:
             self._apply(entry)
         self._estimate_wall_offsets(snapshot)

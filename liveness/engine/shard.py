@@ -490,7 +490,7 @@ class Shard:
         now_ms = self._observed.now_ms(listening_ms)
         commit = pending.commit(self.id, self.epoch, self._prepared_seq, now_ms, wall_ms)
         if checkpoint:
-            active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
+            active = [worker for worker in self.workers.values() if worker.shared.state is WorkerState.ACTIVE]
             commit.checkpoint = (commit.last_seq, [renewal_state_of(worker) for worker in active])
             for key in self._stale_rows:
                 commit.workers[key] = (self.workers[key], commit.last_seq)

@@ -217,6 +217,18 @@ def verify_checksum(payload: str, table: str, *columns: str | int) -> None:
         raise CorruptRow(table=table, row=", ".join(map(str, columns)))
 
 
+def verify_worker_checksum(
+    payload: str, namespace: str, key: str, number: int, as_of_seq: int, state: int
+) -> None:
+    """`verify_checksum` for the table `workers`, of which a start may read a million rows."""
+    if payload.endswith(_ENDS_WITHOUT_CHECKSUM):
+        return
+    columns = f"({namespace!a}, {key!a}, {number}, {as_of_seq}, {state})"  # what `ascii` writes for a tuple
+    checksum = crc32(payload[:-_CHECKSUM_CHARS].encode(), crc32(columns.encode()))
+    if payload[-_CHECKSUM_CHARS:] != _to_whitespace(checksum):
+        raise CorruptRow(table="workers", row=", ".join(map(str, (namespace, key, number, as_of_seq, state))))
+
+
 class ChecksumWriter:
     """`add_checksum` for many rows that differ only in the first column; needs at least two other columns."""
 
@@ -260,9 +272,9 @@ class RenewalState(NamedTuple):
 
 def renewal_state_of(worker: Worker) -> RenewalState:
     number, sequence, renewed_ms, successes, errors, heartbeats, wall_offset_ms, _, _, shared = worker
-    return RenewalState(
-        number, sequence, renewed_ms, successes, errors, shared.resync, wall_offset_ms, heartbeats
-    )
+    return _new(RenewalState, (
+        number, sequence, renewed_ms, successes, errors, shared.resync, wall_offset_ms, heartbeats,
+    ))  # fmt: skip
 
 
 _STORED_STATE_FIELDS = RenewalState._fields.index("wall_offset_ms")

@@ -150,7 +150,7 @@ def _read_workers(
     ).where(_shard_condition(connection, workers.c.shard_id, shard_ids))
     found = {shard_id: _ShardWorkers(checkpoint_rows.get(shard_id)) for shard_id in shard_ids}
     for shard_id, namespace, key, number, as_of_seq, state, payload in read_rows(connection, query):
-        codec.verify_checksum(payload, "workers", namespace, key, number, as_of_seq, state)
+        codec.verify_worker_checksum(payload, namespace, key, number, as_of_seq, state)
         shard = found[shard_id]
         # One copy of a name that many keys share; by the constructor of tuples, because there may be a million.
         worker_key = tuple.__new__(WorkerKey, (intern(namespace), key))

@@ -279,6 +279,18 @@ def test_no_flipped_bit_makes_a_row_look_like_one_without_a_checksum() -> None:
                 codec.verify_checksum(damaged.decode("latin-1"), "workers", "orders", "worker", 7)
 
 
+@given(st.text(), st.text(), st.integers(), st.integers(), st.sampled_from(WorkerState), st.booleans())
+def test_a_worker_row_is_verified_as_any_other_row(
+    namespace: str, key: str, number: int, as_of_seq: int, state: WorkerState, is_changed: bool
+) -> None:
+    sealed = codec.add_checksum('{"a":1}', namespace, key, number, as_of_seq, int(state))
+    if is_changed:
+        with pytest.raises(CorruptRow):
+            codec.verify_worker_checksum(sealed, namespace, key + "'", number, as_of_seq, int(state))
+    else:
+        codec.verify_worker_checksum(sealed, namespace, key, number, as_of_seq, int(state))
+
+
 def test_a_checksum_writer_gives_the_same_checksums_as_single_rows() -> None:
     common_columns = ("kind", "örders", "worker", 3, 1, 1_750_000_000_000)
     writer = codec.ChecksumWriter(*common_columns)
