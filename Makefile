@@ -28,7 +28,7 @@ PROTOS := $(shell find proto -name '*.proto')
 DESCRIPTORS := build/liveness.binpb
 RELEASED := proto/released.binpb
 
-.PHONY: help run demo test unit check fmt proto proto-release blocking-client bench crash mutants sim clean
+.PHONY: help run demo demo-temporal test unit check fmt proto proto-release blocking-client bench crash mutants sim clean
 .PHONY: check-style check-types check-proto check-generated
 
 help: ## list these targets
@@ -39,6 +39,9 @@ run: $(VENV)/.ready-run ## start a server (ARGS: options of `liveness serve`)
 
 demo: $(VENV)/.ready-run ## see workers die and their work move on (ARGS: options of `liveness demo`)
 	@$(BIN)/liveness demo $(ARGS)
+
+demo-temporal: $(VENV)/.ready-dev ## see a Temporal worker die and another one take its activity over, in seconds
+	@$(BIN)/python examples/temporal/run.py
 
 test: $(VENV)/.ready-dev ## run the tests (ARGS: options of pytest)
 	@$(BIN)/python scripts/run_tests.py $(ARGS)

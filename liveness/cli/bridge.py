@@ -50,10 +50,18 @@ def bridge() -> None:
     "--insecure", is_flag=True, help="Lend the bridge's own credential to everyone who can connect."
 )
 @click.option(
-    "--log-level", metavar="LEVEL", default="info", show_default=True, help="debug, info, warning or error."
+    "--log-level",
+    type=click.Choice(("debug", "info", "warning", "error")),
+    default="info",
+    show_default=True,
+    help="How much to log.",
 )
 @click.option(
-    "--log-format", metavar="FORMAT", default="auto", show_default=True, help="auto, console or json."
+    "--log-format",
+    type=click.Choice(("auto", "console", "json")),
+    default="auto",
+    show_default=True,
+    help="auto: for people on a terminal, else JSON.",
 )
 @needs_server_parts
 def temporal(*, metrics: str, register_self: str, log_level: str, log_format: str, **flags: Any) -> None:

@@ -6,6 +6,7 @@ This module must not import gRPC: every call of `liveness`, even for help, loads
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 SERVER_PREFIX = "bridge-"
+PAIRS = (("upstream_cert_file", "upstream_key_file"), ("tls_cert_file", "tls_key_file"))
+"""Files that need each other."""
 
 
 class BridgeFlag(NamedTuple):
@@ -118,9 +121,13 @@ def make_bridge_settings(
     def read(name: str) -> bytes | None:
         return _read(flag(name), values[name])
 
-    for first, second in (("upstream_cert_file", "upstream_key_file"), ("tls_cert_file", "tls_key_file")):
+    for first, second in PAIRS:
         if bool(values[first]) != bool(values[second]):
             raise UsageError(f"{flag(first)} and {flag(second)} need each other")
+    if any(_is_own(address, values["listen"]) for address in upstream):
+        raise UsageError(
+            f"the bridge would call itself at {values['listen']}; give it another address than Temporal's with {flag('listen')}"
+        )
     api_key = (read("upstream_api_key_file") or b"").decode(errors="replace").strip()
     ca, certificate, key = read("upstream_ca_file"), read("upstream_cert_file"), read("upstream_key_file")
     uses_tls = values["upstream_tls"] or certificate or ca or values["upstream_server_name"]
@@ -137,6 +144,7 @@ def make_bridge_settings(
             f"everyone who can connect to {values['listen']} would use the bridge's own credential; set "
             f"{flag('tls_worker_ca_file')}, listen on 127.0.0.1, or say --insecure if the network is protected otherwise"
         )
+    _check_files(values, flag)
     return BridgeSettings(
         upstream=upstream,
         liveness=liveness,
@@ -171,3 +179,44 @@ def _read(flag: str, file: str) -> bytes | None:
         return Path(file).read_bytes()
     except OSError as error:
         raise UsageError(f"{flag}: {file} cannot be read: {error.strerror}") from error
+
+
+def _check_files(values: Mapping[str, Any], flag: Callable[[str], str]) -> None:
+    """Check the content of files that can be read."""
+    for first, second in PAIRS:
+        if values[first] and not _is_pair(values[first], values[second]):
+            raise UsageError(
+                f"{flag(first)} and {flag(second)} are not a certificate and its key, unencrypted and in PEM format"
+            )
+    for name in ("upstream_ca_file", "tls_worker_ca_file"):
+        if values[name] and not _has_certificate(values[name]):
+            raise UsageError(f"{flag(name)}: {values[name]} has no certificate in PEM format")
+    name = "upstream_api_key_file"
+    if values[name] and not Path(values[name]).read_bytes().strip():
+        raise UsageError(f"{flag(name)}: {values[name]} is empty")
+
+
+def _is_pair(cert_file: str, key_file: str) -> bool:
+    try:
+        # Without a password, Python would ask for one on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert_file, key_file, password="")
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _has_certificate(ca_file: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=ca_file)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_own(upstream: str, listen: str) -> bool:
+    """Whether the bridge itself listens at the address of its upstream."""
+    (host, _, port), (own_host, _, own_port) = upstream.rpartition(":"), listen.rpartition(":")
+    on_all = own_host in ("0.0.0.0", "[::]")
+    return port == own_port and (
+        host == own_host or (is_loopback(upstream) and (on_all or is_loopback(listen)))
+    )

@@ -130,8 +130,8 @@ async def run_bridge(
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     bridge = TemporalBridge(settings)
-    await bridge.start()
     listener = await start_metrics(metrics, bridge.metrics) if metrics else None
+    await bridge.start()
     logger.info("serving", address=bridge.address, upstream=settings.upstream, liveness=settings.liveness)
     on_ready(bridge.address)
     registration = BridgeRegistration(settings, bridge.address) if registers else None

@@ -474,12 +474,9 @@ def _made_available(event: Event, data: Data) -> EventText:
 
 
 def _quarantined(event: Event, data: Data) -> EventText:
-    deaths = _count(data["deaths"], "worker", "workers")
-    return EventText(
-        EventTone.DEATH,
-        _event_activity_name(event, data),
-        f"is quarantined: {deaths} in a row died while holding it",
-    )
+    died = f"{_count(data['deaths'], 'worker', 'workers')} in a row died while holding it"
+    why = died if data["deaths"] else "its worker leaves it to an operator"
+    return EventText(EventTone.DEATH, _event_activity_name(event, data), f"is quarantined: {why}")
 
 
 def _handed_on(event: Event, data: Data) -> EventText:
@@ -494,7 +491,12 @@ def _progress_reported(event: Event, data: Data) -> EventText:
         [_count(data["successes"], "success", "successes")] if data["successes"] or not data["error"] else []
     )
     if data["error"]:
-        parts.append(f"the error {_truncate(data['error'])}")
+        more = (
+            f"{_count(data['errors'], 'error', 'errors')}, the last one"
+            if data.get("errors")
+            else "the error"
+        )
+        parts.append(f"{more} {_truncate(data['error'])}")
     return EventText(
         EventTone.PROBLEM if data["error"] else EventTone.MINOR,
         f"unit {data['unit']}",

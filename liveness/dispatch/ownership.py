@@ -386,6 +386,7 @@ class ActivityOwnership:
         *,
         retryable: bool,
         after_ms: int | None,
+        quarantine: bool = False,
         details: HeartbeatDetails | None = None,
     ) -> Activity:
         def decision(shard: Shard, activity: Activity) -> ActivityEvents:
@@ -396,6 +397,7 @@ class ActivityOwnership:
                 shard.now_ms(),
                 retryable=retryable,
                 after_ms=after_ms,
+                quarantine=quarantine,
                 details=details,
             )
 

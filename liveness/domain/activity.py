@@ -398,9 +398,11 @@ def _(event: ActivityMadeAvailable, activity: Activity) -> Activity:
 
 @_evolve.register
 def _(event: ActivityQuarantined, activity: Activity) -> Activity:
+    quarantined = activity._replace(state=ActivityState.QUARANTINED, since_ms=event.at_ms, due_ms=0)
+    if not event.deaths:
+        return quarantined  # its last failure says why
     dead_workers = "its worker" if event.deaths == 1 else f"{event.deaths} workers in a row"
-    reason = f"quarantined: {dead_workers} died with it"
-    return activity._replace(state=ActivityState.QUARANTINED, since_ms=event.at_ms, last_failure=reason)
+    return quarantined._replace(last_failure=f"quarantined: {dead_workers} died with it")
 
 
 @_evolve.register

@@ -255,8 +255,10 @@ def fail(
     *,
     retryable: bool = True,
     after_ms: int | None = None,
+    quarantine: bool = False,
     details: HeartbeatDetails | None = None,
 ) -> ActivityEvents:
+    """`quarantine`: an operator decides what becomes of the activity."""
     if _is_repeated_end(activity, holder, ActivityAttemptFailed, ActivityFailed):
         return ()
     _check_held(activity, holder)
@@ -264,6 +266,12 @@ def fail(
     end_fields = _end_fields(activity, holder, at_ms)
     failures = activity.failures + 1
     heard = () if details is None else (_heartbeat_recorded(activity, details, at_ms),)
+    if quarantine:
+        return (
+            *heard,
+            ActivityAttemptFailed(**end_fields, message=message, due_ms=at_ms),
+            ActivityQuarantined(**_id_fields(activity.id), deaths=0, at_ms=at_ms),
+        )
     if not retryable or _has_exhausted_retries(retry, failures):
         return (*heard, ActivityFailed(**end_fields, message=message))
     if after_ms is None:

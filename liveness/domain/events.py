@@ -453,9 +453,10 @@ class ActivityMadeAvailable(ActivityFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityQuarantined(ActivityFact):
-    """Too many workers in a row died with the activity."""
+    """The activity waits for an operator: too many workers in a row died with it, or its worker asked for that."""
 
     deaths: int
+    """0 if its worker asked."""
     at_ms: int
 
 
@@ -492,8 +493,10 @@ class ProgressReported:
     worker: str
     successes: int
     error: str
-    """One more error, if not empty."""
+    """The last error; empty if there was none."""
     report_id: str
+    errors: int = 0
+    """How many, if there was more than one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

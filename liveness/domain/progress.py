@@ -47,6 +47,12 @@ class ProgressReport(NamedTuple):
     """Empty if there was none."""
     report_id: str
     """Empty: the report is counted each time it comes."""
+    errors: int = 0
+    """How many, if there was more than one."""
+
+    @property
+    def error_count(self) -> int:
+        return max(self.errors, 1) if self.error else 0
 
 
 def name_of_unit(unit: str) -> str:
@@ -65,6 +71,7 @@ def report(progress: UnitProgress | None, key: UnitKey, report: ProgressReport) 
         successes=report.successes,
         error=cut_error(report.error),
         report_id=report.report_id,
+        errors=report.errors,
     )
 
 
@@ -90,7 +97,7 @@ def evolve(
         after = after._replace(last_success_wall_ms=wall_ms, last_success_worker=event.worker)
     if event.error:
         after = after._replace(
-            errors=min(before.errors + 1, TOTAL_MAX),
+            errors=min(before.errors + max(event.errors, 1), TOTAL_MAX),
             last_error_wall_ms=wall_ms,
             last_error=event.error,
             last_error_worker=event.worker,

@@ -31,6 +31,7 @@ LivenessSdkError
 ├── CallFailed              any other failure of a call
 └── Outcome                 raised by handlers to end an attempt
     ├── GiveUp
+    ├── Quarantine
     └── RetryLater
 """
 
@@ -234,6 +235,10 @@ class Outcome(LivenessSdkError):
 
 class GiveUp(Outcome):
     """The activity is not to be tried again."""
+
+
+class Quarantine(Outcome):
+    """The activity waits for an operator, who retries or cancels it."""
 
 
 class RetryLater(Outcome):

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from liveness.sdk.activity_heartbeats import ActivityHeartbeats
 from liveness.sdk.connection import Connection, SelectMethod
 from liveness.sdk.converter import Converter, Payload, decode, encode, parse_json
-from liveness.sdk.errors import GiveUp, InvalidArgument, NotConvertible, RetryLater
+from liveness.sdk.errors import GiveUp, InvalidArgument, NotConvertible, Outcome, Quarantine, RetryLater
 from liveness.sdk.held_attempt import HeldAttempt, LostSignal
 from liveness.sdk.rpc_failures import RpcFailure
 from liveness.sdk.session import WorkerSession
@@ -186,6 +186,7 @@ class OutcomeReporter:
             request.last_heartbeat_details = details.data
             request.last_heartbeat_details_encoding = details.encoding
         request.non_retryable = isinstance(error, GiveUp | NotConvertible)
+        request.quarantine = isinstance(error, Quarantine)
         if isinstance(error, RetryLater):
             request.retry_after.CopyFrom(to_duration(max(error.after, 0)))
         return self._call(lambda endpoint: endpoint.activities.FailActivity, request, held_attempt)
@@ -227,7 +228,7 @@ class OutcomeReporter:
 
 def failure_message(error: BaseException | str) -> str:
     """The text of a failure that the server stores and shows to people."""
-    if isinstance(error, GiveUp | RetryLater):
+    if isinstance(error, Outcome):
         text = error.why
     elif isinstance(error, str):
         text = error

@@ -130,6 +130,7 @@ class ActivityService:
             text("message", request.message),
             retryable=not request.non_retryable,
             after_ms=after_ms,
+            quarantine=request.quarantine,
             details=wire.last_heartbeat_details(request),
         )
         return pb.FailActivityResponse(state=wire.state_number(activity))

@@ -150,7 +150,7 @@ def _namespace_alerts(fleet: fleet_pb2.NamespaceFleet, policy: Policy) -> Iterat
         yield fleet_pb2.Alert(
             kind=fleet_pb2.ALERT_KIND_QUARANTINE,
             namespace=name,
-            message=f"{_count(count, 'activity')} of {name} killed {_pluralize(count, 'its', 'their')} workers too often and "
+            message=f"{_count(count, 'activity')} of {name} {_pluralize(count, 'is', 'are')} quarantined and "
             f"{_pluralize(count, 'waits', 'wait')} to be retried or cancelled.",
             count=count,
         )

@@ -55,7 +55,7 @@ class ProgressService:
         message = self._message(shard, key)
         await self._node.wait_durable(shard)
         self._telemetry.record_progress(
-            key.namespace, report.successes, bool(report.error), is_counted=is_counted
+            key.namespace, report.successes, report.error_count, is_counted=is_counted
         )
         return pb.ReportProgressResponse(progress=message, repeated_report=not is_counted)
 

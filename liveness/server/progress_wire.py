@@ -30,9 +30,17 @@ def progress_report(request: pb.ReportProgressRequest) -> ProgressReport:
     worker = require_identifier("worker_instance_key", request.worker_instance_key)
     if request.successes > COUNTER_MAX:
         raise InvalidField(field="successes", rule="must be at most 2^40")
+    if request.errors > COUNTER_MAX:
+        raise InvalidField(field="errors", rule="must be at most 2^40")
+    if request.errors and not request.error:
+        raise InvalidField(field="error", rule="must be set if there are errors")
     report_id = optional_identifier("report_id", request.report_id)
     return ProgressReport(
-        worker, request.successes, request.error, _at_most("report_id", report_id, REPORT_ID_BYTES_MAX)
+        worker,
+        request.successes,
+        request.error,
+        _at_most("report_id", report_id, REPORT_ID_BYTES_MAX),
+        request.errors if request.errors > 1 else 0,
     )
 
 

@@ -418,7 +418,7 @@ METRICS: tuple[Metric[Telemetry], ...] = (
     ),
     GaugeMetric(
         "liveness_quarantined_activities",
-        "Activities whose workers died too often and wait for an operator to retry or cancel them.",
+        "Quarantined activities: their workers died too often, or left them to an operator, who retries or cancels them.",
         ("namespace",),
         _summed_by_namespace(lambda telemetry: telemetry.quarantined()),
     ),

@@ -200,12 +200,12 @@ class Telemetry(NodeListener):
     def record_refused_activity(self, namespace: str, error: LivenessError) -> None:
         self.counters.get(namespace).refused_activities[error.reason] += 1
 
-    def record_progress(self, namespace: str, successes: int, failed: bool, *, is_counted: bool) -> None:
+    def record_progress(self, namespace: str, successes: int, errors: int, *, is_counted: bool) -> None:
         """Count a report that is durable."""
         counters = self.counters.get(namespace)
         if is_counted:
             counters.progress_successes += successes
-            counters.progress_errors += failed
+            counters.progress_errors += errors
         else:
             counters.progress_repeated += 1
 

@@ -610,6 +610,7 @@ class FailActivityRequest(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     NON_RETRYABLE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_FIELD_NUMBER: _builtins.int
+    QUARANTINE_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     LAST_HEARTBEAT_DETAILS_FIELD_NUMBER: _builtins.int
     LAST_HEARTBEAT_DETAILS_ENCODING_FIELD_NUMBER: _builtins.int
@@ -621,6 +622,8 @@ class FailActivityRequest(_message.Message):
     """Shown to people."""
     non_retryable: _builtins.bool
     """Not to be tried again, whatever the retry policy says."""
+    quarantine: _builtins.bool
+    """Not to be tried again before an operator has looked at it: the activity is QUARANTINED, whatever else this request says."""
     session_id: _builtins.str
     """The worker's current session. A server that asks who calls needs it."""
     last_heartbeat_details: _builtins.bytes
@@ -643,13 +646,14 @@ class FailActivityRequest(_message.Message):
         message: _builtins.str = ...,
         non_retryable: _builtins.bool = ...,
         retry_after: _duration_pb2.Duration | None = ...,
+        quarantine: _builtins.bool = ...,
         session_id: _builtins.str = ...,
         last_heartbeat_details: _builtins.bytes | None = ...,
         last_heartbeat_details_encoding: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details", "id", b"id", "last_heartbeat_details", b"last_heartbeat_details", "retry_after", b"retry_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details", "attempt", b"attempt", "id", b"id", "last_heartbeat_details", b"last_heartbeat_details", "last_heartbeat_details_encoding", b"last_heartbeat_details_encoding", "lease_epoch", b"lease_epoch", "message", b"message", "namespace", b"namespace", "non_retryable", b"non_retryable", "retry_after", b"retry_after", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details", "attempt", b"attempt", "id", b"id", "last_heartbeat_details", b"last_heartbeat_details", "last_heartbeat_details_encoding", b"last_heartbeat_details_encoding", "lease_epoch", b"lease_epoch", "message", b"message", "namespace", b"namespace", "non_retryable", b"non_retryable", "quarantine", b"quarantine", "retry_after", b"retry_after", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_heartbeat_details: _TypeAlias = _typing.Literal["last_heartbeat_details"]  # noqa: Y015
     _WhichOneofArgType__last_heartbeat_details: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details"]  # noqa: Y015
@@ -663,7 +667,7 @@ class FailActivityResponse(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     state: Global___ActivityState.ValueType
-    """WAITING, AVAILABLE or FAILED."""
+    """WAITING, AVAILABLE, FAILED or QUARANTINED."""
     def __init__(
         self,
         *,

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from liveness.v1 import access_pb2 as liveness_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"liveness/v1/progress_service.proto\x12\x0bliveness.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18liveness/v1/access.proto\"\xa6\x03\n\x0cUnitProgress\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x11\n\tsuccesses\x18\x03 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x04 \x01(\x04\x12\x35\n\x11last_success_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1b\n\x13last_success_worker\x18\x06 \x01(\t\x12\x33\n\x0flast_error_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nlast_error\x18\x08 \x01(\t\x12\x19\n\x11last_error_worker\x18\t \x01(\t\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1c\n\x14successes_per_minute\x18\x0c \x01(\x01\x12\x1a\n\x12successes_per_hour\x18\r \x01(\x01\"\x8a\x01\n\x15ReportProgressRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x0c\n\x04unit\x18\x03 \x01(\t\x12\x11\n\tsuccesses\x18\x04 \x01(\x04\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x11\n\treport_id\x18\x06 \x01(\t\"^\n\x16ReportProgressResponse\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.liveness.v1.UnitProgress\x12\x17\n\x0frepeated_report\x18\x02 \x01(\x08\"5\n\x12GetProgressRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\"B\n\x13GetProgressResponse\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.liveness.v1.UnitProgress\"p\n\x13ListProgressRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0f\n\x07\x66\x61iling\x18\x03 \x01(\x08\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"Y\n\x14ListProgressResponse\x12(\n\x05units\x18\x01 \x03(\x0b\x32\x19.liveness.v1.UnitProgress\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"H\n\x15\x46orgetProgressRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x18\n\x16\x46orgetProgressResponse2\xe5\x04\n\x0fProgressService\x12\x92\x01\n\x0eReportProgress\x12\".liveness.v1.ReportProgressRequest\x1a#.liveness.v1.ReportProgressResponse\"7\xf2\xe3\x18\x05\n\x01\x01\x10\x02\x82\xd3\xe4\x93\x02(\"#/v1/namespaces/{namespace}/progress:\x01*\x12\x8d\x01\n\x0bGetProgress\x12\x1f.liveness.v1.GetProgressRequest\x1a .liveness.v1.GetProgressResponse\";\xf2\xe3\x18\x05\n\x01\x03\x10\x01\x82\xd3\xe4\x93\x02,\x12*/v1/namespaces/{namespace}/progress/{unit}\x12\x89\x01\n\x0cListProgress\x12 .liveness.v1.ListProgressRequest\x1a!.liveness.v1.ListProgressResponse\"4\xf2\xe3\x18\x05\n\x01\x03\x10\x01\x82\xd3\xe4\x93\x02%\x12#/v1/namespaces/{namespace}/progress\x12\xa0\x01\n\x0e\x46orgetProgress\x12\".liveness.v1.ForgetProgressRequest\x1a#.liveness.v1.ForgetProgressResponse\"E\xf2\xe3\x18\x05\n\x01\x04\x10\x01\x82\xd3\xe4\x93\x02\x36\"1/v1/namespaces/{namespace}/progress/{unit}/forget:\x01*b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"liveness/v1/progress_service.proto\x12\x0bliveness.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18liveness/v1/access.proto\"\xa6\x03\n\x0cUnitProgress\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x11\n\tsuccesses\x18\x03 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x04 \x01(\x04\x12\x35\n\x11last_success_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1b\n\x13last_success_worker\x18\x06 \x01(\t\x12\x33\n\x0flast_error_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nlast_error\x18\x08 \x01(\t\x12\x19\n\x11last_error_worker\x18\t \x01(\t\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1c\n\x14successes_per_minute\x18\x0c \x01(\x01\x12\x1a\n\x12successes_per_hour\x18\r \x01(\x01\"\x9a\x01\n\x15ReportProgressRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x0c\n\x04unit\x18\x03 \x01(\t\x12\x11\n\tsuccesses\x18\x04 \x01(\x04\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x11\n\treport_id\x18\x06 \x01(\t\x12\x0e\n\x06\x65rrors\x18\x07 \x01(\x04\"^\n\x16ReportProgressResponse\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.liveness.v1.UnitProgress\x12\x17\n\x0frepeated_report\x18\x02 \x01(\x08\"5\n\x12GetProgressRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\"B\n\x13GetProgressResponse\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.liveness.v1.UnitProgress\"p\n\x13ListProgressRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0f\n\x07\x66\x61iling\x18\x03 \x01(\x08\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"Y\n\x14ListProgressResponse\x12(\n\x05units\x18\x01 \x03(\x0b\x32\x19.liveness.v1.UnitProgress\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"H\n\x15\x46orgetProgressRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x18\n\x16\x46orgetProgressResponse2\xe5\x04\n\x0fProgressService\x12\x92\x01\n\x0eReportProgress\x12\".liveness.v1.ReportProgressRequest\x1a#.liveness.v1.ReportProgressResponse\"7\xf2\xe3\x18\x05\n\x01\x01\x10\x02\x82\xd3\xe4\x93\x02(\"#/v1/namespaces/{namespace}/progress:\x01*\x12\x8d\x01\n\x0bGetProgress\x12\x1f.liveness.v1.GetProgressRequest\x1a .liveness.v1.GetProgressResponse\";\xf2\xe3\x18\x05\n\x01\x03\x10\x01\x82\xd3\xe4\x93\x02,\x12*/v1/namespaces/{namespace}/progress/{unit}\x12\x89\x01\n\x0cListProgress\x12 .liveness.v1.ListProgressRequest\x1a!.liveness.v1.ListProgressResponse\"4\xf2\xe3\x18\x05\n\x01\x03\x10\x01\x82\xd3\xe4\x93\x02%\x12#/v1/namespaces/{namespace}/progress\x12\xa0\x01\n\x0e\x46orgetProgress\x12\".liveness.v1.ForgetProgressRequest\x1a#.liveness.v1.ForgetProgressResponse\"E\xf2\xe3\x18\x05\n\x01\x04\x10\x01\x82\xd3\xe4\x93\x02\x36\"1/v1/namespaces/{namespace}/progress/{unit}/forget:\x01*b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,21 +45,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNITPROGRESS']._serialized_start=141
   _globals['_UNITPROGRESS']._serialized_end=563
   _globals['_REPORTPROGRESSREQUEST']._serialized_start=566
-  _globals['_REPORTPROGRESSREQUEST']._serialized_end=704
-  _globals['_REPORTPROGRESSRESPONSE']._serialized_start=706
-  _globals['_REPORTPROGRESSRESPONSE']._serialized_end=800
-  _globals['_GETPROGRESSREQUEST']._serialized_start=802
-  _globals['_GETPROGRESSREQUEST']._serialized_end=855
-  _globals['_GETPROGRESSRESPONSE']._serialized_start=857
-  _globals['_GETPROGRESSRESPONSE']._serialized_end=923
-  _globals['_LISTPROGRESSREQUEST']._serialized_start=925
-  _globals['_LISTPROGRESSREQUEST']._serialized_end=1037
-  _globals['_LISTPROGRESSRESPONSE']._serialized_start=1039
-  _globals['_LISTPROGRESSRESPONSE']._serialized_end=1128
-  _globals['_FORGETPROGRESSREQUEST']._serialized_start=1130
-  _globals['_FORGETPROGRESSREQUEST']._serialized_end=1202
-  _globals['_FORGETPROGRESSRESPONSE']._serialized_start=1204
-  _globals['_FORGETPROGRESSRESPONSE']._serialized_end=1228
-  _globals['_PROGRESSSERVICE']._serialized_start=1231
-  _globals['_PROGRESSSERVICE']._serialized_end=1844
+  _globals['_REPORTPROGRESSREQUEST']._serialized_end=720
+  _globals['_REPORTPROGRESSRESPONSE']._serialized_start=722
+  _globals['_REPORTPROGRESSRESPONSE']._serialized_end=816
+  _globals['_GETPROGRESSREQUEST']._serialized_start=818
+  _globals['_GETPROGRESSREQUEST']._serialized_end=871
+  _globals['_GETPROGRESSRESPONSE']._serialized_start=873
+  _globals['_GETPROGRESSRESPONSE']._serialized_end=939
+  _globals['_LISTPROGRESSREQUEST']._serialized_start=941
+  _globals['_LISTPROGRESSREQUEST']._serialized_end=1053
+  _globals['_LISTPROGRESSRESPONSE']._serialized_start=1055
+  _globals['_LISTPROGRESSRESPONSE']._serialized_end=1144
+  _globals['_FORGETPROGRESSREQUEST']._serialized_start=1146
+  _globals['_FORGETPROGRESSREQUEST']._serialized_end=1218
+  _globals['_FORGETPROGRESSRESPONSE']._serialized_start=1220
+  _globals['_FORGETPROGRESSRESPONSE']._serialized_end=1244
+  _globals['_PROGRESSSERVICE']._serialized_start=1247
+  _globals['_PROGRESSSERVICE']._serialized_end=1860
 # @@protoc_insertion_point(module_scope)

@@ -91,6 +91,7 @@ class ReportProgressRequest(_message.Message):
     SUCCESSES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     REPORT_ID_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     """The worker that did it. It need not be registered."""
@@ -101,6 +102,8 @@ class ReportProgressRequest(_message.Message):
     """Not empty: one error, too. At most 1 KiB is kept."""
     report_id: _builtins.str
     """Chosen by the reporter, so that it can send the report again. The last 100 reports of a unit are remembered by it. Empty: a report sent twice counts twice."""
+    errors: _builtins.int
+    """How many errors, of which `error` is the last one. 0: one, if `error` is not empty. At most 2^40."""
     def __init__(
         self,
         *,
@@ -110,10 +113,11 @@ class ReportProgressRequest(_message.Message):
         successes: _builtins.int = ...,
         error: _builtins.str = ...,
         report_id: _builtins.str = ...,
+        errors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "namespace", b"namespace", "report_id", b"report_id", "successes", b"successes", "unit", b"unit", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "errors", b"errors", "namespace", b"namespace", "report_id", b"report_id", "successes", b"successes", "unit", b"unit", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,7 +39,7 @@ STOP_GRACE_S = 1.0
 
 
 class ListenFailed(Exception):
-    """The message says which address is in use."""
+    """The message says on which address."""
 
 
 class TemporalBridge:
@@ -56,7 +56,7 @@ class TemporalBridge:
         )
         self._hints = ConnectionHints(settings, self.recorder, self._clock)
         self._interceptors = Interceptors(
-            self.recorder, self._rescuer, self._upstream, self._hints, self.statistics
+            self.recorder, self._rescuer, self._upstream, self._hints, self.statistics, self._clock
         )
         self._exporter = PrometheusExporter(self.statistics, METRICS)
         self._server: grpc.aio.Server | None = None
@@ -79,7 +79,9 @@ class TemporalBridge:
                 )
                 port = server.add_secure_port(listen, credentials)
         except RuntimeError:
-            raise ListenFailed(f"cannot listen on {listen}: it is in use") from None
+            raise ListenFailed(
+                f"cannot listen on {listen}: it is in use, or not an address of this machine"
+            ) from None
         self.address = f"{listen.rpartition(':')[0]}:{port}"
         await server.start()
         self.recorder.start()

@@ -22,15 +22,16 @@ from liveness.bridges.temporal.statistics import EAGER, POLL, BridgeStatistics
 from liveness.bridges.temporal.upstream import Upstream
 from liveness.bridges.temporal.wire import Malformed
 from liveness.bridges.temporal.worker_entry import WorkerEntry
+from liveness.clock import Clock, wait_or_timeout
 
 logger = structlog.get_logger("liveness.bridge")
 
 _ENDED_CODES = frozenset({grpc.StatusCode.NOT_FOUND})
 """The attempt of the call is over, too, if Temporal answers so."""
 
-
 _REFUSED_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """Temporal does not let the client do it."""
+CLOSE_TIMEOUT_MS = 2_000
 
 
 class Interceptors:
@@ -41,7 +42,9 @@ class Interceptors:
         upstream: Upstream,
         hints: ConnectionHints,
         statistics: BridgeStatistics,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._recorder = recorder
         self._rescuer = rescuer
         self._upstream = upstream
@@ -68,6 +71,8 @@ class Interceptors:
         }
 
     async def close(self) -> None:
+        """Give back what is about to be given back, but do not wait long for Temporal."""
+        await wait_or_timeout(asyncio.ensure_future(self._tasks.wait()), self._clock, CLOSE_TIMEOUT_MS)
         await self._tasks.close()
 
     def _hear(self, call: Call, caller: Caller | None) -> WorkerEntry | None:

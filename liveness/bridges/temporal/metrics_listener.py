@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from liveness.bridges.temporal.bridge import ListenFailed
+
 REQUEST_BYTES_MAX = 8_192
 REQUEST_TIMEOUT_S = 10.0
 
@@ -24,7 +26,12 @@ async def start_metrics(address: str, metrics: Callable[[], tuple[bytes, str]]) 
             writer.close()
 
     host, _, port = address.rpartition(":")
-    return await asyncio.start_server(answer, host.strip("[]"), int(port), limit=REQUEST_BYTES_MAX)
+    try:
+        return await asyncio.start_server(answer, host.strip("[]"), int(port), limit=REQUEST_BYTES_MAX)
+    except OSError:
+        raise ListenFailed(
+            f"cannot serve metrics on {address}: it is in use, or not an address of this machine"
+        ) from None
 
 
 def _response(request: list[bytes], metrics: Callable[[], tuple[bytes, str]]) -> bytes:

@@ -61,6 +61,7 @@ class Call:
         channel.open_calls += 1
         try:
             answer: bytes = await upstream_call
+            self._upstream.note_answer(channel)
             if initial := passed_metadata(await upstream_call.initial_metadata()):
                 await context.send_initial_metadata(initial)
             if trailing := passed_metadata(await upstream_call.trailing_metadata()):
@@ -68,7 +69,7 @@ class Call:
             return answer
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._upstream.note_unavailable(self.peer)
+                self._upstream.note_unavailable(self.peer, error.details() or "")
             raise
         except asyncio.CancelledError:
             upstream_call.cancel()
@@ -154,7 +155,7 @@ class TemporalProxy(grpc.GenericRpcHandler):
         except grpc.aio.AioRpcError as error:
             code = error.code()
             if code is grpc.StatusCode.UNAVAILABLE:
-                self._upstream.note_unavailable(peer)
+                self._upstream.note_unavailable(peer, error.details() or "")
             await _abort(context, error)
         finally:
             channel.open_calls -= 1

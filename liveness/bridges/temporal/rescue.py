@@ -103,7 +103,7 @@ async def _call(upstream: Upstream, namespace: str, method: str, request: bytes)
         message = f"{method}: {error.details()} ({error.code().name})"
         if error.code() in AWAY_CODES:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                upstream.note_unavailable(OWN_CALLS)
+                upstream.note_unavailable(OWN_CALLS, error.details() or "")
             raise TemporalAway(message) from None
         raise RescueRefused(message) from None
     return answer

@@ -22,7 +22,7 @@ from liveness.bridges.temporal.statistics import BridgeStatistics
 from liveness.bridges.temporal.upstream import Upstream
 from liveness.bridges.temporal.worker_entry import INTERVAL_LABEL, NO_HEARTBEATS, SUSPECTED_LABEL
 from liveness.clock import Clock, wait_or_timeout
-from liveness.sdk import GiveUp, Worker
+from liveness.sdk import Quarantine, Worker
 from liveness.sdk.errors import LivenessSdkError
 from liveness.sdk.loop_client import LivenessClient, RpcFailed
 from liveness.sdk.task import Task
@@ -34,7 +34,7 @@ logger = structlog.get_logger("liveness.bridge")
 
 CONCURRENT_MAX = 50
 REFUSALS_MAX = 10
-"""After so many refusals by Temporal the rescue is given up: its activity is FAILED and can be retried by an operator."""
+"""After so many refusals by Temporal the rescue is given up: its activity is QUARANTINED until an operator retries or cancels it."""
 BACKOFF_MS = (200, 5_000)
 CALL_TIMEOUT_MS = 5_000
 STOP_TIMEOUT_MS = 2_000
@@ -110,7 +110,7 @@ class Rescuer:
     async def _run(self, namespace: str, task: Task) -> str:
         record = BindingRecord.decode(task.ref.token)
         if record is None:
-            raise GiveUp("its token is not that of a Temporal attempt")
+            raise Quarantine("its token is not that of a Temporal attempt")
         if await self._has_come_back(namespace, record):
             self._recorder.bind_again(namespace, record, task.attempt)
             outcome = "not_lost"
@@ -145,7 +145,7 @@ class Rescuer:
                 # The loss of the worker counts as the first failure, unless an operator has retried the rescue.
                 if failures >= REFUSALS_MAX:
                     self._statistics.rescues["given_up"] += 1
-                    raise GiveUp(f"Temporal refuses the rescue: {error}") from error
+                    raise Quarantine(f"Temporal refuses the rescue: {error}") from error
                 raise
             else:
                 self._away_warning.resolve()

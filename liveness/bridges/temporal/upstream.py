@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import structlog
 
+from liveness.background import RepeatedWarning
 from liveness.bridges.temporal.settings import BridgeSettings
 from liveness.clock import Clock
+
+logger = structlog.get_logger("liveness.bridge")
 
 OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", -1),
@@ -63,6 +67,12 @@ class Upstream:
         self._channels: dict[str, UpstreamChannel] = {}
         self._next_address = itertools.cycle(range(len(settings.upstream)))
         self._swept_ms = clock.monotonic_ms()
+        self._warnings = [
+            RepeatedWarning(logger, f"Temporal does not answer at {address}", clock)
+            for address in settings.upstream
+        ]
+        self._away: set[int] = set()
+        """The addresses that did not answer last time, by index."""
         self._authorization: dict[str, str | bytes] = {}
         """By namespace: the credential of the worker that called last, for the bridge's own calls; never stored."""
 
@@ -74,9 +84,19 @@ class Upstream:
         found.used_ms = now_ms
         return found
 
-    def note_unavailable(self, peer: str) -> None:
+    def note_answer(self, channel: UpstreamChannel) -> None:
+        if channel.address_index in self._away:
+            self._away.discard(channel.address_index)
+            self._warnings[channel.address_index].resolve()
+
+    def note_unavailable(self, peer: str, why: str) -> None:
         """Use the next address for this client from now on. Calls that run at the last one go on."""
-        if len(self._settings.upstream) > 1 and (found := self._channels.get(peer)) is not None:
+        found = self._channels.get(peer)
+        if found is None:
+            return
+        self._away.add(found.address_index)
+        self._warnings[found.address_index].warn(why=why)
+        if len(self._settings.upstream) > 1:
             now_ms = self._clock.monotonic_ms()
             self._channels[f"{peer} until {now_ms}"] = found
             following = (found.address_index + 1) % len(self._settings.upstream)

@@ -53,7 +53,7 @@ const SENTENCES = {
   ActivityCancelRequested: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was taken from ${d.worker}`,
   ActivityReleased: (e, d) => `${activity(e, d)} is on its way to another engine`,
   ActivityMadeAvailable: (e, d) => `${activity(e, d)} ${d.fresh ? `was given a fresh start${by(d)}` : 'is available'} as attempt ${d.attempt}`,
-  ActivityQuarantined: (e, d) => `${activity(e, d)} was quarantined after ${counted(d.deaths, 'death')} in a row`,
+  ActivityQuarantined: (e, d) => `${activity(e, d)} was quarantined ${d.deaths ? `after ${counted(d.deaths, 'death')} in a row` : 'by its worker'}`,
   ActivityHandedOn: (e, d) => `${activity(e, d)} was taken by another engine`,
   ProgressReported: (e, d) => `unit ${d.unit}: ${progressed(d)} by ${d.worker}`,
   ProgressForgotten: (e, d) => `unit ${d.unit} was forgotten${by(d)}${because(d.reason)}`,
@@ -76,9 +76,10 @@ function component(data) {
   return `is ${data.status.toLowerCase()}${data.process_id ? ` as process ${data.process_id}` : ''}${by(data)}${because(facts)}`;
 }
 
-function progressed({ successes, error }) {
+function progressed({ successes, error, errors }) {
   const done = successes || !error ? counted(successes, 'success', 'successes') : '';
-  return [done, error && `the error ${error}`].filter(Boolean).join(' and ');
+  const failed = errors ? `${counted(errors, 'error', 'errors')}, the last one ${error}` : error && `the error ${error}`;
+  return [done, failed].filter(Boolean).join(' and ');
 }
 
 function ordered({ action, components, processes }) {

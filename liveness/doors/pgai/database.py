@@ -13,7 +13,7 @@ from typing import NamedTuple
 import asyncpg
 
 from liveness.doors.pgai.connection import PgaiError, connect, describe
-from liveness.doors.pgai.rows import ProcessRow, Reading, process_row, progress_row
+from liveness.doors.pgai.rows import ProcessRow, ProgressRow, Reading, process_row, progress_row
 from liveness.doors.pgai.schema import (
     FOLLOWER_TABLE,
     PROCESS_TABLE,
@@ -78,7 +78,9 @@ SELECT vectorizer_id AS unit, success_count AS successes, error_count AS errors,
        last_success_process_id AS success_worker, extract(epoch FROM last_success_at)::float8 AS success_s,
        last_error_process_id AS error_worker, extract(epoch FROM last_error_at)::float8 AS error_s,
        left(last_error_message, 1024) AS last_error
-  FROM ai.{PROGRESS_TABLE} LIMIT {ROWS_MAX}"""
+  FROM ai.{PROGRESS_TABLE}
+ WHERE $1 = '-infinity'::float8 OR greatest(last_success_at, last_error_at) >= to_timestamp($1)
+ LIMIT {ROWS_MAX}"""
 
 # A follower that was replaced does not write any more. One whose liveness was set up anew may, when the old one is silent.
 _CLAIM = f"""
@@ -110,6 +112,7 @@ class UserDatabase:
         self._records_goodbyes = False
         self.may_write = False
         self._newest_s = 0.0
+        self._newest_progress_s = 0.0
         self._readings = 0
 
     def begin(self) -> None:
@@ -182,19 +185,24 @@ class UserDatabase:
         assert connection is not None
         is_complete = self._readings % COMPLETE_EVERY == 0
         since_s = -inf if is_complete else self._newest_s - MARGIN_S
+        progress_since_s = -inf if is_complete else self._newest_progress_s - MARGIN_S
         # Sessions first: the heartbeat that ends a worker in order comes after its session, and must not be missed.
         server = await connection.fetchrow(_SERVER)
         rows = await connection.fetch(self._processes, since_s, list(followed))
-        progress = await connection.fetch(_PROGRESS) if self._has_progress else ()
+        progress = await connection.fetch(_PROGRESS, progress_since_s) if self._has_progress else ()
         self._readings += 1
         processes: tuple[ProcessRow, ...] = tuple(filter(None, map(process_row, rows)))
         self._newest_s = max((row.last_heartbeat_s for row in processes), default=self._newest_s)
+        units: tuple[ProgressRow, ...] = tuple(filter(None, map(progress_row, progress)))
+        self._newest_progress_s = max(
+            (max(row.success_s, row.error_s) for row in units), default=self._newest_progress_s
+        )
         return Reading(
             now_s=server["now_s"],
             server_started_s=server["started_s"],
             sessions=frozenset(server["sessions"] or ()),
             processes=processes,
-            progress=tuple(filter(None, map(progress_row, progress))),
+            progress=units,
             is_complete=is_complete,
             records_goodbyes=self._records_goodbyes,
         )

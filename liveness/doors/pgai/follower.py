@@ -7,7 +7,7 @@ read counts no silence, and renews the leases of all workers that it knows until
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import grpc
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from liveness.background import BackgroundTasks, RepeatedWarning
 from liveness.clock import Clock, SystemClock
 from liveness.doors.pgai.connection import shown_dsn
+from liveness.doors.pgai.counting import count_sequence
 from liveness.doors.pgai.database import DatabaseAway, UserDatabase, WorkerState, session_names
 from liveness.doors.pgai.door_lease import CALL_TIMEOUT_MS, DoorLease, LivenessAway
 from liveness.doors.pgai.followed_worker import (
@@ -47,8 +48,9 @@ from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE, HeartbeatResult, Worker,
 logger = structlog.get_logger("liveness.door")
 
 BATCH_MAX = 500
-DESCRIBE_MAX = 50
-"""Calls under way at once."""
+CALLS_AT_ONCE = 50
+CALLS_MS_MAX = 1_000
+"""For how long a turn calls liveness for single workers."""
 PAGE_SIZE = 1_000
 STEP_MS_MAX = 1_500
 """The most silence that passes between two readings. What is longer was no time in which this follower listened."""
@@ -257,12 +259,19 @@ class PgaiFollower:
         is_late = (
             reading.now_s - row.last_heartbeat_s > row.silence_ms / 1_000 and row.id not in self._passed_over
         )
-        if is_late and row.id not in self._listed:
+        if is_late and self._is_settled(row):
             self._passed_over[row.id] = row.heartbeats
             return None
         worker = self._workers[row.id] = FollowedWorker(row.id, is_late=is_late)
         self._passed_over.pop(row.id, None)
         return worker
+
+    def _is_settled(self, row: ProcessRow) -> bool:
+        """Whether a row of the past has nothing that liveness should be told."""
+        listed = self._listed.get(row.id)
+        return listed is None or (
+            listed.state != WORKER_STATE_ACTIVE and listed.sequence >= count_sequence(row.heartbeats)
+        )
 
     def _note_row(self, worker: FollowedWorker, row: ProcessRow, reading: Reading, progress_s: float) -> None:
         before, worker.row = worker.row, row
@@ -336,8 +345,9 @@ class PgaiFollower:
         due = [
             worker for worker in self._workers.values() if worker.needs_count and now_ms >= worker.retry_ms
         ]
-        limit = asyncio.Semaphore(DESCRIBE_MAX)
-        await _gather(self._prepare(worker, limit) for worker in due if not worker.is_fenced)
+        # Those that live come first: a takeover may find thousands of rows.
+        unknown = sorted((worker for worker in due if not worker.is_fenced), key=lambda each: each.is_late)
+        await self._call_for_each(unknown, self._prepare)
         counts = [
             (worker, worker.next_count()[0]) for worker in due if worker.is_fenced and worker.needs_count
         ]
@@ -355,27 +365,36 @@ class PgaiFollower:
         await self._renew(worker for worker in self._workers.values() if self._is_renewal_due(worker))
         await self._say_goodbyes()
 
-    async def _prepare(self, worker: FollowedWorker, limit: asyncio.Semaphore) -> None:
+    async def _call_for_each(
+        self, workers: Sequence[FollowedWorker], call: Callable[[FollowedWorker], Awaitable[None]]
+    ) -> None:
+        """For a limited time, because the tables are not read meanwhile. Those that are left have their turn in the next one."""
+        began_ms = self._clock.monotonic_ms()
+        for start in range(0, len(workers), CALLS_AT_ONCE):
+            await _gather(map(call, workers[start : start + CALLS_AT_ONCE]))
+            if self._clock.monotonic_ms() - began_ms > CALLS_MS_MAX:
+                return
+
+    async def _prepare(self, worker: FollowedWorker) -> None:
         """Learn what liveness has recorded, in a way that nothing of an earlier follower can change it afterwards."""
-        async with limit:
-            worker.adopt(await self._describe(worker.id))
-            assert worker.row is not None
-            if worker.is_counted:
-                worker.is_fenced = True
-                if worker.has_ended:
-                    worker.verdict = ENDED_BEFORE
-                return
-            fence = worker.fence()
-            if fence is None:
-                worker.is_fenced = True
-                return
-            ((_, outcome),) = await self._send([(worker, fence)])
-            if isinstance(outcome, RpcFailure):
-                self._on_refused(worker, outcome)
-                return
-            self._on_recorded(worker, outcome)
-            worker.adopt(await self._describe(worker.id))
-            worker.is_fenced = worker.is_known
+        worker.adopt(await self._describe(worker.id))
+        assert worker.row is not None
+        if worker.is_counted:
+            worker.is_fenced = True
+            if worker.has_ended:
+                worker.verdict = ENDED_BEFORE
+            return
+        fence = worker.fence()
+        if fence is None:
+            worker.is_fenced = True
+            return
+        ((_, outcome),) = await self._send([(worker, fence)])
+        if isinstance(outcome, RpcFailure):
+            self._on_refused(worker, outcome)
+            return
+        self._on_recorded(worker, outcome)
+        worker.adopt(await self._describe(worker.id))
+        worker.is_fenced = worker.is_known
 
     def _on_recorded(self, worker: FollowedWorker, result: HeartbeatResult) -> None:
         worker.granted_ms = result.granted_lease_duration.ToMilliseconds()
@@ -438,24 +457,22 @@ class PgaiFollower:
                 worker.suspected = SILENT
             if worker.suspected:
                 due.append(worker)
-        limit = asyncio.Semaphore(DESCRIBE_MAX)
-        await _gather(self._end_lease(worker, limit) for worker in due)
+        await self._call_for_each(due, self._end_lease)
 
-    async def _end_lease(self, worker: FollowedWorker, limit: asyncio.Semaphore) -> None:
-        async with limit:
-            found = await self._describe(worker.id)
-            if found is None or found.state != WORKER_STATE_ACTIVE:
-                worker.has_ended, worker.verdict = True, worker.suspected
-                worker.suspected = ""
-                return
-            if worker.verdict == worker.suspected:
-                return  # it has been shortened
-            lease_ms = self._settings.hint_ms if worker.suspected == SESSION_ENDED else LAST_LEASE_MS
-            ((_, outcome),) = await self._send([(worker, worker.renewal(lease_ms))])
-            if not isinstance(outcome, RpcFailure):
-                self._on_recorded(worker, outcome)
-                worker.verdict = worker.suspected
-                logger.info("pgai worker is suspect", worker=worker.id, why=worker.suspected)
+    async def _end_lease(self, worker: FollowedWorker) -> None:
+        found = await self._describe(worker.id)
+        if found is None or found.state != WORKER_STATE_ACTIVE:
+            worker.has_ended, worker.verdict = True, worker.suspected
+            worker.suspected = ""
+            return
+        if worker.verdict == worker.suspected:
+            return  # it has been shortened
+        lease_ms = self._settings.hint_ms if worker.suspected == SESSION_ENDED else LAST_LEASE_MS
+        ((_, outcome),) = await self._send([(worker, worker.renewal(lease_ms))])
+        if not isinstance(outcome, RpcFailure):
+            self._on_recorded(worker, outcome)
+            worker.verdict = worker.suspected
+            logger.info("pgai worker is suspect", worker=worker.id, why=worker.suspected)
 
     async def _say_goodbyes(self) -> None:
         for worker in list(self._workers.values()):

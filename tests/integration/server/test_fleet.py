@@ -13,6 +13,7 @@ from liveness.domain.keys import WorkerKey
 from liveness.store import task_counts
 from liveness.telemetry.sample_ring import INTERVAL_MS, SLOTS
 from liveness.v1 import fleet_pb2
+from liveness.v1.activity_pb2 import ACTIVITY_STATE_QUARANTINED
 from tests.integration.engine.engine import activity, duration
 from tests.integration.server.activity_client import ActivityClient
 from tests.integration.server.server_harness import (
@@ -236,6 +237,24 @@ async def test_quarantined_activities_raise_an_alert_until_they_are_retried(
     await harness.restart()
     assert (await fleet(harness)).namespaces[0].quarantined_activities == 1
     await activity_client.retry("poison")
+    assert not (await fleet(harness)).alerts
+
+
+async def test_an_activity_that_its_worker_leaves_to_an_operator_raises_an_alert(
+    harness: ServerHarness,
+) -> None:
+    activity_client = ActivityClient(harness)
+    await activity_client.schedule("odd")
+    await activity_client.beat("w", lease_ms=600_000)
+    task = await activity_client.take("w")
+    answer = await activity_client.fail(task, message="refused by the other side", quarantine=True)
+    assert answer.state == ACTIVITY_STATE_QUARANTINED
+    assert (await activity_client.describe("odd")).last_failure == "refused by the other side"
+    await harness.advance(60_000)
+    await harness.restart()
+    found = await fleet(harness)
+    assert [(alert.kind, alert.count) for alert in found.alerts] == [(QUARANTINE, 1)]
+    await activity_client.retry("odd")
     assert not (await fleet(harness)).alerts
 
 

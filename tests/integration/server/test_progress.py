@@ -190,9 +190,10 @@ async def test_errors_are_cut_to_a_kibibyte_between_characters(
     await client.report(error="x" + "ü" * 2_000)
     found = await client.get()
     assert found.last_error == "x" + "ü" * 511
-    await client.report(error="nul \0 inside")
+    await client.report(error="nul \0 inside", errors=5)
     await harness.restart()
-    assert (await client.get()).last_error == "nul \0 inside"
+    found = await client.get()
+    assert (found.last_error, found.errors) == ("nul \0 inside", 6)
 
 
 BAD_REPORTS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -204,6 +205,8 @@ BAD_REPORTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "long id": ({"report_id": "x" * 129}, "report_id", "must be at most 128 bytes of UTF-8"),
     "bad id": ({"report_id": "a\0"}, "report_id", "must not contain control characters"),
     "huge count": ({"successes": 2**40 + 1}, "successes", "must be at most 2^40"),
+    "huge count of errors": ({"errors": 2**40 + 1, "error": "x"}, "errors", "must be at most 2^40"),
+    "errors without one": ({"errors": 1}, "error", "must be set if there are errors"),
 }
 
 

@@ -40,6 +40,7 @@ class Report(NamedTuple):
     successes: int
     error: str
     id: str
+    errors: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,10 @@ class ModelUnit:
             unit = replace(unit, last_success_worker=report.worker)
         if report.error:
             unit = replace(
-                unit, errors=self.errors + 1, last_error=report.error, last_error_worker=report.worker
+                unit,
+                errors=self.errors + (report.errors or 1),
+                last_error=report.error,
+                last_error_worker=report.worker,
             )
         return replace(unit, ids=[*self.ids, report.id][-REMEMBERED:]) if report.id else unit
 
@@ -97,11 +101,15 @@ class ProgressStateMachine(RuleBasedStateMachine):
         worker=st.sampled_from(["w1", "w2"]),
         successes=st.integers(0, 3),
         error=st.sampled_from(["", "", "kaputt 💥"]),
+        errors=st.integers(0, 3),
         has_id=st.booleans(),
         fault=faults,
     )
-    def report(self, unit: str, worker: str, successes: int, error: str, has_id: bool, fault: Fault) -> None:
-        self._send([Report(unit, worker, successes, error, self._new_id() if has_id else "")], fault)
+    def report(
+        self, unit: str, worker: str, successes: int, error: str, errors: int, has_id: bool, fault: Fault
+    ) -> None:
+        id = self._new_id() if has_id else ""
+        self._send([Report(unit, worker, successes, error, id, errors if error else 0)], fault)
 
     @rule(back=st.sampled_from([1, 1, 1, 2, 3, 60, 120]), times=st.integers(1, 3), fault=faults)
     def report_again(self, back: int, times: int, fault: Fault) -> None:
@@ -163,6 +171,7 @@ class ProgressStateMachine(RuleBasedStateMachine):
                 successes=report.successes,
                 error=report.error,
                 report_id=report.id,
+                errors=report.errors,
             )
         )
         return "REPEATED" if answer.repeated_report else "OK"

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from liveness.sdk import ActivityState, Client, GiveUp, RetryLater, RetryPolicy, Task, Worker
+from liveness.sdk import ActivityState, Client, GiveUp, Quarantine, RetryLater, RetryPolicy, Task, Worker
 from liveness.sdk.values import to_duration
 from liveness.v1 import admin_pb2
 from tests.system.sdk.running_worker import running, wait_finished
@@ -97,6 +97,10 @@ async def test_an_exception_fails_the_attempt(make: Make, client: Client) -> Non
         async def hopeless(task: Task) -> None:
             raise GiveUp("no such photo")
 
+        @worker.activity("odd")
+        async def odd(task: Task) -> None:
+            raise Quarantine("somebody should look at this photo")
+
         @worker.activity("strange")
         async def strange(task: Task) -> object:
             return object()
@@ -104,17 +108,23 @@ async def test_an_exception_fails_the_attempt(make: Make, client: Client) -> Non
         async with running(worker):
             for name in ("broken", "broken in a thread", "strange"):
                 await client.schedule(name, id="a", task_queue="queue", retry=ONCE)
-            await client.schedule("hopeless", id="a", task_queue="queue")
+            for name in ("hopeless", "odd"):
+                await client.schedule(name, id="a", task_queue="queue")
             failures = {
                 name: await wait_finished(client, name, "a")
-                for name in ("broken", "broken in a thread", "hopeless", "strange")
+                for name in ("broken", "broken in a thread", "hopeless", "strange", "odd")
             }
+        left = failures.pop("odd")
+        assert (left.state, left.last_failure) == (
+            ActivityState.QUARANTINED,
+            "somebody should look at this photo",
+        )
         assert {failure.state for failure in failures.values()} == {ActivityState.FAILED}
         assert failures["broken"].last_failure == "KeyError: 'photo'"
         assert failures["broken in a thread"].last_failure == "OSError: disk"
         assert failures["hopeless"].last_failure == "no such photo"
         assert "JSON" in failures["strange"].last_failure
-        assert worker.stats.failed == 4
+        assert worker.stats.failed == 5
 
 
 async def test_a_result_that_is_too_large_fails_the_activity_at_once(make: Make, client: Client) -> None:

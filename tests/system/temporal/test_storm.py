@@ -8,38 +8,45 @@ from pathlib import Path
 import pytest
 
 from tests.system.temporal.conftest import StartWorker
-from tests.system.temporal.stage import Stage, plan
+from tests.system.temporal.stage import Stage, plan, stuck
+
+ACTIVITIES, WORKERS, KILLS = 200, 5, 10
+SECONDS = 1.0
+"""How long an activity takes."""
 
 
-@pytest.mark.parametrize(
-    ("activities", "seconds", "workers", "kills"),
-    [(40, 0.3, 3, 2), pytest.param(200, 3.0, 5, 10, marks=pytest.mark.crash_long)],
-)
+@pytest.mark.timeout(300)
 async def test_a_workflow_completes_while_workers_are_killed(
     stage: Stage,
     flows: str,
     task_queue: str,
     start_worker: StartWorker,
     tmp_path: Path,
-    activities: int,
-    seconds: float,
-    workers: int,
-    kills: int,
+    until: Path,
 ) -> None:
+    """Every second activity waits in its first attempt until nobody is killed any more. So there is work for each new worker, however
+    long it takes to start, and each is killed in the middle of something."""
     dice = random.Random(16)
     ledger = tmp_path / "ledger"
-    running = [start_worker(slots=4) for _ in range(workers)]
+    running = [start_worker(slots=4) for _ in range(WORKERS)]
     stage.known_worker(running[0], task_queue)
     specs = [
-        {"name": f"a{number}", "seconds": dice.uniform(0.5, 1.5) * seconds, "ledger": str(ledger)}
-        for number in range(activities)
+        stuck(
+            f"a{number}",
+            until,
+            seconds=dice.uniform(0.5, 1.5) * SECONDS,
+            ledger=str(ledger),
+            **({} if number % 2 else {"stuck": []}),
+        )
+        for number in range(ACTIVITIES)
     ]
     workflow_id = stage.temporal.start(plan(task_queue, *specs, maximum_attempts=1), flows=flows)
-    for _ in range(kills):
+    for _ in range(KILLS):
         victim = running.pop(dice.randrange(len(running)))
         victim.wait_event("started")
         victim.kill()
         running.append(start_worker(slots=4))
+    until.touch()
 
     results = stage.temporal.result(workflow_id)
 

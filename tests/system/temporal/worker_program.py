@@ -10,13 +10,13 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from temporalio import activity, workflow
-from temporalio.client import Client
+from temporalio.client import Client, TLSConfig
 from temporalio.common import RetryPolicy
 from temporalio.runtime import Runtime, TelemetryConfig
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
@@ -30,6 +30,8 @@ class Options:
     activities: bool = True
     workflows: bool = False
     graceful: float = 0.0
+    tls: dict[str, str] = field(default_factory=dict)
+    """Files `ca`, `cert` and `key`, and the `domain` in the server's certificate. Empty: no TLS."""
 
 
 def tell(event: str, **fields: Any) -> None:
@@ -82,12 +84,19 @@ class Run:
         return await asyncio.gather(*running)
 
 
+def tls_config(tls: dict[str, str]) -> TLSConfig | bool:
+    if not tls:
+        return False
+    ca, cert, key = (Path(tls[name]).read_bytes() for name in ("ca", "cert", "key"))
+    return TLSConfig(server_root_ca_cert=ca, client_cert=cert, client_private_key=key, domain=tls["domain"])
+
+
 async def main() -> None:
     address, task_queue, options = sys.argv[1], sys.argv[2], Options(**json.loads(sys.argv[3]))
     runtime = Runtime(
         telemetry=TelemetryConfig(), worker_heartbeat_interval=timedelta(seconds=options.interval)
     )
-    client = await Client.connect(address, runtime=runtime)
+    client = await Client.connect(address, runtime=runtime, tls=tls_config(options.tls))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with Worker(

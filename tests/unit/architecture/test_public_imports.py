@@ -12,7 +12,7 @@ PUBLIC = {
     "liveness.clock": ("Clock", "ManualClock", "SystemClock"),
     "liveness.fencing": ("FencingGuard", "NotInTransaction", "SeenToken", "StaleToken", "guarded_update"),
     "liveness.relays": ("event_subject", "events_subject", "reschedules_subject", "subject_of", "token_of"),
-    "liveness.sdk": ("BlockingClient", "GiveUp", "RetryLater", "Task", "Worker"),
+    "liveness.sdk": ("BlockingClient", "GiveUp", "Quarantine", "RetryLater", "Task", "Worker"),
     "liveness.sdk.health": ("job", "paused", "set", "start", "stopping", "wait_while_paused"),
     "liveness.settings": ("Settings", "SettingsError"),
     "liveness.testing": ("LocalServer",),

@@ -20,6 +20,7 @@ from liveness.cli.temporal_link import temporal_link
 from liveness.config.bridge_settings import BRIDGE_SETTING_TYPES
 from liveness.config.settings import Settings, SettingsError
 from liveness.v1.worker_pb2 import ActivityRef, Worker
+from tests.certificates import Authority
 
 MakeSettings = Callable[..., Any]
 
@@ -60,10 +61,10 @@ def test_both_commands_have_the_same_flags() -> None:
 
 
 def test_the_flags_become_settings(settings: MakeSettings, tmp_path: Path) -> None:
-    key_file = tmp_path / "key"
-    key_file.write_text("secret\n")
-    pem_file = tmp_path / "pem"
-    pem_file.write_text("-----BEGIN CERTIFICATE-----")
+    api_key_file = tmp_path / "api-key"
+    api_key_file.write_text("secret\n")
+    pem_file, key_file = tmp_path / "pem", tmp_path / "key"
+    Authority().issue_server().write(pem_file, key_file)
     made = settings(
         *(
             "--upstream",
@@ -75,7 +76,7 @@ def test_the_flags_become_settings(settings: MakeSettings, tmp_path: Path) -> No
             "--restart-allowance",
             "1m",
         ),
-        *("--skip", "q1,type:slow*", "--upstream-tls", "--upstream-api-key-file", str(key_file)),
+        *("--skip", "q1,type:slow*", "--upstream-tls", "--upstream-api-key-file", str(api_key_file)),
         *("--only", "type:*", "--upstream-ca-file", str(pem_file), "--upstream-server-name", "temporal"),
         *("--upstream-cert-file", str(pem_file), "--upstream-key-file", str(key_file)),
         *("--tls-cert-file", str(pem_file), "--tls-key-file", str(key_file)),
@@ -127,6 +128,22 @@ def test_the_command_names_liveness() -> None:
             "--upstream-server-name is 'a b', but must be the name of a host",
         ),
         (("--upstream-ca-file", "missing"), "--upstream-ca-file: missing cannot be read"),
+        (("--upstream-ca-file", "KEY"), "key has no certificate in PEM format"),
+        (
+            ("--upstream-cert-file", "KEY", "--upstream-key-file", "KEY"),
+            "--upstream-cert-file and --upstream-key-file are not a certificate and its key",
+        ),
+        (
+            ("--tls-cert-file", "KEY", "--tls-key-file", "KEY"),
+            "--tls-cert-file and --tls-key-file are not a certificate and its key",
+        ),
+        (("--upstream-tls", "--upstream-api-key-file", "/dev/null"), "/dev/null is empty"),
+        (("--listen", "t:7233"), "the bridge would call itself at t:7233"),
+        (("--upstream", "127.0.0.1:7233"), "the bridge would call itself at 127.0.0.1:7233"),
+        (
+            ("--upstream", "a:1,localhost:7233", "--listen", "0.0.0.0:7233"),
+            "the bridge would call itself at 0.0.0.0:7233",
+        ),
     ],
 )
 def test_wrong_flags_are_refused_in_one_sentence(
@@ -151,6 +168,13 @@ def test_the_command_needs_an_upstream() -> None:
     answer = CliRunner().invoke(main, ["bridge", "temporal"])
     assert answer.exit_code == 2
     assert "--upstream" in answer.output
+
+
+@pytest.mark.parametrize("flag", ["--log-level", "--log-format"])
+def test_the_command_refuses_unknown_words_for_its_log(flag: str) -> None:
+    answer = CliRunner().invoke(main, ["bridge", "temporal", "--upstream", "t:7233", flag, "loud"])
+    assert answer.exit_code == 2
+    assert "'loud' is not one of" in answer.output
 
 
 def test_an_activity_links_to_its_workflow() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from liveness.domain import activity_decider as decide
 from liveness.domain.activity import Activity, evolve, limit_ends
 from liveness.domain.activity_decider import ActivitySpec, AttemptHolder, HeartbeatDetails
@@ -75,10 +77,10 @@ class ActivityScenario:
         *,
         retryable: bool = True,
         after_ms: int | None = None,
+        quarantine: bool = False,
     ) -> decide.ActivityEvents:
-        return self._apply(
-            decide.fail(self.known, holder, message, self.now_ms, retryable=retryable, after_ms=after_ms)
-        )
+        options: dict[str, Any] = {"retryable": retryable, "after_ms": after_ms, "quarantine": quarantine}
+        return self._apply(decide.fail(self.known, holder, message, self.now_ms, **options))
 
     def heartbeat(self, holder: AttemptHolder, details: bytes | None = None) -> decide.ActivityEvents:
         said = None if details is None else HeartbeatDetails(details, "json/plain")

@@ -311,7 +311,13 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     events.ActivityQuarantined: _about_activity(events.ActivityQuarantined, deaths=numbers, at_ms=times),
     events.ActivityHandedOn: _about_activity(events.ActivityHandedOn, at_ms=times),
     events.ProgressReported: st.builds(
-        events.ProgressReported, unit=text, worker=text, successes=numbers, error=text, report_id=text
+        events.ProgressReported,
+        unit=text,
+        worker=text,
+        successes=numbers,
+        error=text,
+        report_id=text,
+        errors=numbers,
     ),
     events.ProgressForgotten: st.builds(events.ProgressForgotten, unit=text, reason=text, by=text),
     events.ConfigChanged: st.builds(

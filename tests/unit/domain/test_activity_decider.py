@@ -23,6 +23,7 @@ from liveness.domain.events import (
     ActivityFailed,
     ActivityGivenBack,
     ActivityMadeAvailable,
+    ActivityQuarantined,
     ActivityScheduled,
     ActivityStarted,
     Retry,
@@ -40,6 +41,7 @@ from tests.unit.domain.activity_scenario import (
 
 OF: dict[str, Any] = {"run_id": "run", "activity_id": "charge"}
 AVAILABLE, STARTED, WAITING = ActivityState.AVAILABLE, ActivityState.STARTED, ActivityState.WAITING
+QUARANTINED = ActivityState.QUARANTINED
 COMPLETED, FAILED, CANCELLED = ActivityState.COMPLETED, ActivityState.FAILED, ActivityState.CANCELLED
 
 
@@ -257,6 +259,25 @@ def test_a_non_retryable_failure_is_final() -> None:
         1,
         "no such file",
     )
+
+
+def test_a_worker_may_leave_an_activity_to_an_operator() -> None:
+    scenario = scheduled(Retry(max_attempts=9))
+    holder = scenario.start()
+    events = (
+        ActivityAttemptFailed(**ended(holder), message="refused", due_ms=1_000),
+        ActivityQuarantined(**OF, deaths=0, at_ms=1_000),
+    )
+    assert scenario.fail(holder, "refused", retryable=False, after_ms=5, quarantine=True) == events
+    activity = scenario.known
+    assert (activity.state, activity.failures, activity.last_failure) == (QUARANTINED, 1, "refused")
+    assert (activity.worker, activity.due_ms) == ("", 0)
+    assert scenario.fail(holder, "refused", quarantine=True) == (), "a repeated call changes nothing"
+    scenario.wait(100)
+    assert scenario.make_available_if_due() == ()
+    scenario.retry()
+    assert (scenario.known.state, scenario.known.failures) == (AVAILABLE, 0)
+    assert scenario.known.attempt > holder.attempt
 
 
 def test_the_failure_of_the_last_allowed_attempt_is_final() -> None:

@@ -1,4 +1,5 @@
-"""The values that the golden rows of version 13 decode to: those of version 12, and an activity with time limits."""
+"""The values that the golden rows of version 13 decode to: those of version 12, an activity with time limits, and several errors in one
+report of progress."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from liveness.domain.events import (
     ActivityScheduled,
     ActivityStarted,
     ActivityTimedOut,
+    ProgressReported,
     Retry,
     TimeLimit,
     TimeLimits,
@@ -58,6 +60,9 @@ _ADDED = [
     _about(12_800, ActivityTimedOut(
         **_OF, limit=TimeLimit.HEARTBEAT, limit_ms=500, at_ms=12_800, since_ms=12_300, since_wall_ms=WALL_MS + 12_300, attempt=1,
         worker="worker-1", epoch=1, heard_wall_ms=WALL_MS + 12_300, due_ms=13_800, message=MESSAGE,
+    )),
+    LogEntry(0, "orders", None, None, WALL_MS + 12_900, 12_900, ProgressReported(
+        unit="table/größe", worker="worker-1", successes=0, error="weg", report_id="bericht-2", errors=3,
     )),
 ]
 # fmt: on

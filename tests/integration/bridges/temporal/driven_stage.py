@@ -21,6 +21,7 @@ from liveness.bridges.temporal.worker_entry import WorkerEntry
 from liveness.testing import ManualClock, Server
 from liveness.v1.activity_pb2 import Activity, ListActivitiesRequest
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.service_pb2 import DescribeWorkerRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from liveness.v1.worker_pb2 import Worker
@@ -43,6 +44,7 @@ class DrivenStage:
         self._channel = grpc.aio.insecure_channel(server.address)
         self.liveness: Any = LivenessServiceStub(self._channel)
         self.activities: Any = ActivityServiceStub(self._channel)
+        self.admin: Any = AdminServiceStub(self._channel)
 
     async def start_bridge(self, **settings: Any) -> TemporalBridge:
         """Start a bridge to which a broken connection means nothing, unless the test says otherwise."""

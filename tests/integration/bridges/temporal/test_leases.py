@@ -20,11 +20,12 @@ from liveness.bridges.temporal.worker_entry import HELD_MAX
 from liveness.testing import ManualClock, Server, Settings
 from liveness.v1.activity_pb2 import (
     ACTIVITY_STATE_COMPLETED,
-    ACTIVITY_STATE_FAILED,
+    ACTIVITY_STATE_QUARANTINED,
     ACTIVITY_STATE_WAITING,
     Activity,
     RetryActivityRequest,
 )
+from liveness.v1.fleet_pb2 import ALERT_KIND_QUARANTINE, GetFleetRequest
 from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE, WORKER_STATE_CLEANED_UP
 from tests.integration.bridges.temporal.driven_stage import (
     LIMIT_S,
@@ -76,7 +77,7 @@ async def hand_out(worker: TemporalWorker, stage: DrivenStage, number: int = 1) 
     assert await worker.poll() == answer
 
 
-async def test_a_rescue_that_temporal_refuses_ten_times_fails_visibly_and_can_be_retried(
+async def test_a_rescue_that_temporal_refuses_ten_times_waits_for_an_operator(
     stage: DrivenStage, upstream: UpstreamServer
 ) -> None:
     bridge = await stage.start_bridge()
@@ -95,7 +96,9 @@ async def test_a_rescue_that_temporal_refuses_ten_times_fails_visibly_and_can_be
                 await asyncio.sleep(LOOK_S)
         return activity
 
-    failed = await ended(ACTIVITY_STATE_FAILED)
+    failed = await ended(ACTIVITY_STATE_QUARANTINED)
+    fleet = await stage.admin.GetFleet(GetFleetRequest(namespace=NAMESPACE), timeout=LIMIT_S)
+    assert ALERT_KIND_QUARANTINE in [alert.kind for alert in fleet.alerts]
     assert "Temporal refuses the rescue" in failed.last_failure
     assert len(upstream.requests("RespondActivityTaskFailed")) == REFUSALS_MAX == 10
     assert bridge.statistics.rescues_refused == REFUSALS_MAX

@@ -8,10 +8,12 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from liveness.bridges.temporal.bridge import TemporalBridge
 from liveness.bridges.temporal.settings import ListenTls, UpstreamTls
 from tests.certificates import Authority
+from tests.free_ports import free_port
 from tests.integration.bridges.temporal.conftest import StartBridge
 from tests.integration.bridges.temporal.upstream_server import (
     DETAILS,
@@ -128,6 +130,32 @@ async def test_another_address_is_used_when_one_is_away(
             await call(b"", timeout=LIMIT_S)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE  # clients try again after this code
         assert await call(b"x", timeout=LIMIT_S) == b"x"
+
+
+async def test_a_bridge_may_start_before_temporal_and_says_that_it_is_away(start_bridge: StartBridge) -> None:
+    port, upstream = free_port(), UpstreamServer()
+    bridge = await start_bridge(upstream=(f"127.0.0.1:{port}",))
+    async with grpc.aio.insecure_channel(bridge.address) as channel:
+        call: Any = channel.unary_unary(SERVICE + "GetSystemInfo")
+        with capture_logs() as logs:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call(b"", timeout=LIMIT_S)
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+            await upstream.start(port=port)
+            async with asyncio.timeout(LIMIT_S):
+                while not await is_answered(call):
+                    await asyncio.sleep(0.05)
+        away = f"Temporal does not answer at 127.0.0.1:{port}"
+        events = [(log["log_level"], log["event"]) for log in logs if "emporal" in str(log)]
+        assert events == [("warning", away), ("info", "works again")]
+    await upstream.stop()
+
+
+async def is_answered(call: Any) -> bool:
+    try:
+        return bool(await call(b"x", timeout=LIMIT_S) == b"x")
+    except grpc.aio.AioRpcError:
+        return False
 
 
 async def test_both_sides_may_use_certificates(start_bridge: StartBridge) -> None:

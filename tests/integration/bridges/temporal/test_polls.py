@@ -171,6 +171,45 @@ async def test_a_hand_out_whose_client_is_gone_is_given_back_at_once(
     assert list(options.update_mask.paths) == ["retry_policy.maximum_attempts"]
 
 
+async def test_a_bridge_that_stops_finishes_what_it_is_giving_back(
+    start_bridge: StartBridge, upstream: UpstreamServer, silent_liveness: str
+) -> None:
+    bridge = await start_bridge(bind_timeout_ms=LIMIT_S * 1_000, liveness=(silent_liveness,))
+    upstream.answers |= {
+        "PollActivityTaskQueue": TASK.SerializeToString(),
+        "DescribeWorkflowExecution": DESCRIBED,
+        "UpdateActivityOptions": b"",
+        "RespondActivityTaskFailed": b"",
+    }
+    released = upstream.held["DescribeWorkflowExecution"] = asyncio.Event()
+    async with asyncio.timeout(LIMIT_S):
+        polling = asyncio.ensure_future(poll(bridge))
+        while not any(worker.to_bind for worker in bridge.recorder.workers()):
+            await asyncio.sleep(0)
+        polling.cancel()
+        while not upstream.requests("DescribeWorkflowExecution"):
+            await asyncio.sleep(0.01)
+        stopping = asyncio.ensure_future(bridge.stop())
+        while await is_listening(bridge.address):
+            await asyncio.sleep(0.01)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        released.set()
+        await stopping
+    assert bridge.statistics.failed_back == 1
+    assert len(upstream.requests("RespondActivityTaskFailed")) == 1
+
+
+async def is_listening(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 async def test_the_worker_api_is_answered_from_liveness_where_the_server_has_none(
     liveness: Server, start_bridge: StartBridge, upstream: UpstreamServer
 ) -> None:

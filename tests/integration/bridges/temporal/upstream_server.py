@@ -25,17 +25,19 @@ class UpstreamServer(grpc.GenericRpcHandler):
         self.reached = asyncio.Event()
         self.answers: dict[str, bytes] = {}
         """By method: what it answers at once."""
+        self.held: dict[str, asyncio.Event] = {}
+        """By method: it answers once this is set."""
         self.refused: set[str] = set()
         self.unimplemented = {"Unknown"}
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
+    async def start(self, credentials: grpc.ServerCredentials | None = None, port: int = 0) -> None:
         server = self._server = grpc.aio.server(options=UNLIMITED)
         server.add_generic_rpc_handlers((self,))
         if credentials is None:
-            port = server.add_insecure_port("127.0.0.1:0")
+            port = server.add_insecure_port(f"127.0.0.1:{port}")
         else:
-            port = server.add_secure_port("127.0.0.1:0", credentials)
+            port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
         await server.start()
         self.address = f"127.0.0.1:{port}"
 
@@ -54,8 +56,12 @@ class UpstreamServer(grpc.GenericRpcHandler):
             self.metadata = dict(context.invocation_metadata())
             self.time_remaining = context.time_remaining()
             self.reached.set()
-            async for answer in self._serve(method, requests, context):
-                yield answer
+            try:
+                async for answer in self._serve(method, requests, context):
+                    yield answer
+            except asyncio.CancelledError:  # perhaps while the request was still on its way
+                self.cancelled.set()
+                raise
 
         return grpc.stream_stream_rpc_method_handler(serve)
 
@@ -68,6 +74,8 @@ class UpstreamServer(grpc.GenericRpcHandler):
             return
         request = b"".join([part async for part in requests])
         self.calls.append((method, request))
+        if method in self.held:
+            await self.held[method].wait()
         if method in self.refused:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
         elif method in self.unimplemented:
@@ -80,8 +88,4 @@ class UpstreamServer(grpc.GenericRpcHandler):
             trailing = (("grpc-status-details-bin", DETAILS), ("more-bin", b"\x01\x80"), ("text", "x"))
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is göne", trailing)
         elif method in ("Hang", "PollWorkflowTaskQueue"):
-            try:
-                await asyncio.get_running_loop().create_future()
-            except asyncio.CancelledError:
-                self.cancelled.set()
-                raise
+            await asyncio.get_running_loop().create_future()

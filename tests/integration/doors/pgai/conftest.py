@@ -19,7 +19,7 @@ from liveness.doors.pgai.settings import FollowerSettings
 from liveness.testing import LocalServer
 from liveness.v1.admin_pb2 import UpdateConfigRequest
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
-from liveness.v1.progress_service_pb2 import GetProgressRequest, UnitProgress
+from liveness.v1.progress_service_pb2 import GetProgressRequest, ListProgressRequest, UnitProgress
 from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
 from liveness.v1.service_pb2 import DescribeWorkerRequest, ListWorkersRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
@@ -30,11 +30,22 @@ NAMESPACE = "pgai"
 TURN_MS = 500
 
 
+class TickingClock(ManualClock):
+    """Time also passes each time that somebody looks at it."""
+
+    tick_ms = 0
+
+    def monotonic_ms(self) -> int:
+        if self.tick_ms:
+            self.move(self.tick_ms)
+        return super().monotonic_ms()
+
+
 class Stage:
     def __init__(self, local: LocalServer, dsn: str) -> None:
         self.local = local
         self.dsn = dsn
-        self.clock = ManualClock()
+        self.clock = TickingClock()
         self.follower = self.new_follower()
         self._channel = grpc.insecure_channel(local.address)
         self.liveness = LivenessServiceStub(self._channel)
@@ -118,6 +129,17 @@ class Stage:
         request = UpdateConfigRequest(namespace=NAMESPACE)
         request.set.cleanup_delay.FromSeconds(seconds)
         AdminServiceStub(self._channel).UpdateConfig(request)
+
+    def units(self) -> list[UnitProgress]:
+        return list(
+            self.progress_service.ListProgress(
+                ListProgressRequest(namespace=NAMESPACE, page_size=1_000)
+            ).units
+        )
+
+    def failing_units(self) -> list[UnitProgress]:
+        request = ListProgressRequest(namespace=NAMESPACE, failing=True)
+        return list(self.progress_service.ListProgress(request).units)
 
     def unit(self, unit: str) -> UnitProgress:
         return self.progress_service.GetProgress(GetProgressRequest(namespace=NAMESPACE, unit=unit)).progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from uuid import uuid4
 
 import grpc
 import pytest
@@ -239,6 +240,44 @@ async def test_progress_is_reported_by_vectorizer(stage: Stage) -> None:
     await stage.progress(id, 7, 4)
     await stage.turn(3)
     assert (stage.unit("7").successes, stage.unit("7").errors) == (9, 1)
+
+
+async def test_what_was_counted_before_anybody_followed_is_reported_at_once(stage: Stage) -> None:
+    other, id = str(uuid4()), await stage.start_worker()
+    await stage.run(
+        """
+        INSERT INTO ai.vectorizer_worker_progress (vectorizer_id, success_count, last_success_at, last_success_process_id,
+            error_count, last_error_at, last_error_message, last_error_process_id)
+        VALUES (7, 3000000, '2026-01-01', $1, 5000, '2026-01-02', 'no such model', $2),
+               (8, 2, '2026-01-02', $1, 1, '2026-01-01', 'once', $1), (9, 0, NULL, NULL, 4, NULL, NULL, NULL)""",
+        id,
+        other,
+    )
+    await stage.turn()
+    unit = stage.unit("7")
+    assert (unit.successes, unit.errors, unit.last_error) == (3_000_000, 5_000, "no such model")
+    assert (unit.last_success_worker, unit.last_error_worker) == (id, other)
+    assert {unit.unit for unit in stage.failing_units()} == {"7", "9"}
+    assert (stage.unit("8").successes, stage.unit("8").errors) == (2, 1)
+
+
+async def test_a_turn_ends_though_thousands_of_rows_wait(stage: Stage) -> None:
+    id = await stage.start_worker("5 minutes")
+    await stage.run(
+        "INSERT INTO ai.vectorizer_worker_progress (vectorizer_id, success_count, last_success_at) "
+        "SELECT n, n, now() FROM generate_series(1, 300) n"
+    )
+    stage.clock.tick_ms = 100  # as if calls took long
+    reported = []
+    for turn in range(40):
+        await stage.beat(id, 1)
+        await stage.turn()
+        assert stage.counts(id) == (turn + 1, 0), "heartbeats are heard in every turn"
+        reported.append(len(stage.units()))
+        if reported[-1] == 300:
+            break
+    assert reported[0] < 300
+    assert {unit.unit: unit.successes for unit in stage.units()} == {str(n): n for n in range(1, 301)}
 
 
 async def test_progress_proves_that_a_worker_lives(stage: Stage) -> None:
