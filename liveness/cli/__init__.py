@@ -33,6 +33,7 @@ COMMANDS = {
     "demo": CommandEntry("demo", "Watch workers die and their work move to others."),
     "top": CommandEntry("top", "Show the fleet in a live view: workers, rates and alerts."),
     "watch": CommandEntry("watch", "Show events as they happen."),
+    "namespaces": CommandEntry("namespaces", "List the namespaces that have workers or work."),
     "workers": CommandEntry("workers", "List, pause, drain, expire and forget workers."),
     "components": CommandEntry("components", "List, restart, stop, pause and scale supervised processes."),
     "metrics": CommandEntry("metrics", "Report and query numbers that components report about themselves."),
@@ -95,4 +96,8 @@ def main() -> None:
 
     Client commands find the server through --address or LIVENESS_ADDRESS. The options --address, --namespace, --json,
     --token-file and those of --tls are accepted before and after a client command; the last one wins. Other commands refuse those that they do not use.
+
+    \b
+    Tab completion, in ~/.bashrc (or ~/.zshrc with zsh_source, or fish with fish_source):
+      eval "$(_LIVENESS_COMPLETE=bash_source liveness)"
     """

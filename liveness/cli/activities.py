@@ -13,7 +13,7 @@ from liveness.cli.activity_output import activity_fields, activity_name, activit
 from liveness.cli.client import Client, Milliseconds, client_command, confirm, confirm_option, limit_option
 from liveness.cli.durations import from_ms
 from liveness.cli.errors import CommandError, UsageError
-from liveness.cli.output import print_fields, print_json, print_json_array, print_note, print_table, to_json
+from liveness.cli.output import print_fields, print_json, print_json_array, print_note, to_json
 from liveness.cli.payloads import activity_to_json, guess_encoding
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.activity_pb2 import (
@@ -114,7 +114,7 @@ def _call_with_hint(
 @click.option("--task-queue", default="", metavar="NAME", help="Only activities of this task queue.")
 @click.option("--worker", default="", metavar="KEY", help="Only activities held by this worker.")
 @limit_option
-@client_command()
+@client_command(all_namespaces=True)
 def list_(
     client: Client, *, states: tuple[str, ...], task_queue: str, worker: str, limit: int, as_json: bool
 ) -> None:
@@ -139,15 +139,11 @@ def list_(
     if as_json:
         print_json_array(found)
         return
-    rows = [activity_row(activity) for activity in found]
-    if rows:
-        print_table(
-            ("workflow", "run", "activity", "state", "type", "task queue", "attempt", "failures", "worker",
-             "since", "last failure"),
-            rows,
-        )  # fmt: skip
-    else:
-        print_note(f"No such activity in namespace {client.namespace}.")
+    columns = (
+        "workflow", "run", "activity", "state", "type", "task queue", "attempt", "failures", "worker", "since",
+        "last failure",
+    )  # fmt: skip
+    client.print_items(columns, activity_row, found, "activity")
 
 
 @activities.command()

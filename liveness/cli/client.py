@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 
 from liveness.cli import durations
 from liveness.cli.errors import CommandError, UsageError
-from liveness.cli.output import print_note
+from liveness.cli.namespace_names import namespace_fleets, namespace_hint
+from liveness.cli.output import print_note, print_table
 from liveness.cli.shared_options import CONNECTION_NAMES, connection_options, json_option, namespace_option
 from liveness.client_credentials import (
     TLS,
@@ -41,6 +42,7 @@ Response = TypeVar("Response", bound=Message)
 Item = TypeVar("Item", bound=Message)
 
 PAGE_MAX = 1_000
+ALL_NAMESPACES = "all_namespaces"
 
 CHANNEL_OPTIONS = (
     # A page of a thousand workers with all their fields exceeds the default of 4 MB.
@@ -94,6 +96,8 @@ class Client:
     addresses: tuple[str, ...]
     """All given addresses; `address` is the first one that answered."""
     credentials: Credentials = field(default_factory=Credentials)
+    all_namespaces: bool = False
+    """Lists show the items of every namespace."""
 
     def call(self, method: Callable[..., Response], request: Message) -> Response:
         try:
@@ -118,20 +122,66 @@ class Client:
         items: Callable[[Response], Iterable[Item]],
         limit: int,
     ) -> Iterator[Item]:
-        """Call `method` page by page and yield its items, up to `limit`; 0 for all."""
+        """Call `method` page by page and yield its items, up to `limit`; 0 for all. With --all-namespaces, for one namespace after
+        the other."""
         left = limit
-        while True:
-            request.page_size = min(left, PAGE_MAX) if limit else PAGE_MAX
-            response: Any = self.call(method, request)
-            for item in items(response):
-                yield item
-                left -= 1
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
-            if limit and left <= 0:
-                print_note(f"These are the first {limit}; --limit 0 shows all.")
-                return
+        namespaces = [fleet.namespace for fleet in namespace_fleets(self)] if self.all_namespaces else [None]
+        for number, namespace in enumerate(namespaces, 1):
+            if namespace is not None:
+                request.namespace, request.page_token = namespace, ""
+            while True:
+                request.page_size = min(left, PAGE_MAX) if limit else PAGE_MAX
+                response: Any = self.call(method, request)
+                for item in items(response):
+                    yield item
+                    left -= 1
+                request.page_token = response.next_page_token
+                if limit and left <= 0 and (request.page_token or number < len(namespaces)):
+                    print_note(f"These are the first {limit}; --limit 0 shows all.")
+                    return
+                if not request.page_token:
+                    break
+
+    def print_items(
+        self,
+        columns: Sequence[str],
+        row: Callable[[Item], Sequence[object]],
+        found: Iterable[Item],
+        what: str,
+    ) -> None:
+        """Print a table, with a column for the namespace if there are several; a sentence if nothing was found. `what`: an item,
+        for that sentence."""
+        if self.all_namespaces:
+            rows = [(getattr(item, "namespace", ""), *row(item)) for item in found]
+            columns = ("namespace", *columns)
+        else:
+            rows = [tuple(row(item)) for item in found]
+        if rows:
+            print_table(columns, rows)
+            return
+        self.print_nothing(what)
+
+    def print_nothing(self, what: str) -> None:
+        where = "any namespace" if self.all_namespaces else f"namespace {self.namespace}"
+        print_note(f"No such {what} in {where}.")
+        self.print_namespace_hint()
+
+    def in_one_listing(self) -> Client:
+        """This client without --all-namespaces: its lists are those that the requests name."""
+        return replace(self, all_namespaces=False)
+
+    def each_namespace(self) -> Iterator[Client]:
+        """This client, or with --all-namespaces one per namespace."""
+        if not self.all_namespaces:
+            yield self
+            return
+        for fleet in namespace_fleets(self):
+            yield replace(self, namespace=fleet.namespace, all_namespaces=False)
+
+    def print_namespace_hint(self) -> None:
+        """Say which namespace was probably meant, if there is nothing in this one."""
+        if not self.all_namespaces and (hint := namespace_hint(self, always=True)):
+            print_note(hint)
 
     def _error_message(self, call: grpc.Call, reason: str) -> str:
         code, details = call.code(), call.details() or ""
@@ -267,13 +317,20 @@ class Milliseconds(click.ParamType[int]):
 
 
 def client_command(
-    *, namespace: bool = True, timeout: str = "10s", timeout_help: str = "How long to wait for the server."
+    *,
+    namespace: bool = True,
+    all_namespaces: bool = False,
+    timeout: str = "10s",
+    timeout_help: str = "How long to wait for the server.",
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options that client commands share, and pass the command a connected `Client`."""
+    """Add the options that client commands share, and pass the command a connected `Client`. `all_namespaces`: for lists."""
+
+    namespaced = namespace
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(*, timeout: float, namespace: str | None = None, **rest: Any) -> None:
+            all_namespaces = bool(rest.pop(ALL_NAMESPACES, False))
             flags = {name: rest.pop(name) for name in CONNECTION_NAMES}
             check_utf8(*flags.values(), namespace, *rest.values())
             try:
@@ -282,7 +339,17 @@ def client_command(
                 raise UsageError(str(error)) from error
             credentials = credentials_of(settings)
             with connect(settings.addresses, settings.namespace, timeout, credentials) as client:
-                command(client, **rest)
+                client = replace(client, all_namespaces=all_namespaces)
+                try:
+                    command(client, **rest)
+                except CommandError as error:
+                    if (
+                        namespaced
+                        and error.reason.endswith("_NOT_FOUND")
+                        and (hint := namespace_hint(client))
+                    ):
+                        raise CommandError(f"{error.message} {hint}", error.reason) from error
+                    raise
 
         options: list[Callable[..., Any]] = [
             click.option(
@@ -297,6 +364,8 @@ def client_command(
         ]
         if namespace:
             options.append(namespace_option)
+        if all_namespaces:
+            options.append(all_namespaces_option)
         decorated: Callable[..., None] = run
         for option in options:
             decorated = option(decorated)
@@ -315,6 +384,12 @@ def check_utf8(*values: object) -> None:
                 value.encode()
             except UnicodeEncodeError as error:
                 raise UsageError(f"{value!r} is not UTF-8, which names and texts must be") from error
+
+
+def all_namespaces_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--all-namespaces", "-A", ALL_NAMESPACES, is_flag=True, help="List those of every namespace."
+    )(command)
 
 
 def limit_option(command: Callable[..., None]) -> Callable[..., None]:

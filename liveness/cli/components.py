@@ -20,8 +20,10 @@ from liveness.cli.component_orders import (
     stop,
 )
 from liveness.cli.component_output import (
+    COLUMNS,
     HISTORY_COLUMNS,
     GroupFinder,
+    component_row,
     health_events,
     history_json,
     history_row,
@@ -46,7 +48,7 @@ from liveness.cli.output import (
     to_json,
 )
 from liveness.cli.shared_options import SharedOptionsGroup
-from liveness.v1.component_pb2 import ComponentStatus
+from liveness.v1.component_pb2 import Component, ComponentStatus
 from liveness.v1.component_service_pb2 import (
     GetComponentLogsRequest,
     GetComponentLogsResponse,
@@ -96,7 +98,7 @@ for _command in (restart, stop, start, pause, resume, reset, scale):
     help="Only components of this status; may be repeated.",
 )
 @limit_option
-@client_command()
+@client_command(all_namespaces=True)
 def list_(client: Client, *, group: str, statuses: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List components, ordered by id, of one GROUP or of all.
 
@@ -108,6 +110,9 @@ def list_(client: Client, *, group: str, statuses: tuple[str, ...], limit: int, 
       liveness components list discovery --status crashed --status failed
       liveness components list --json | jq -r '.[] | select(.status == "COMPONENT_STATUS_FAILED") | .component_id'
     """
+    if client.all_namespaces:
+        _list_all_namespaces(client, group, [STATUSES[status] for status in statuses], limit, as_json=as_json)
+        return
     finder = find_groups(client)
     if group and group not in finder.groups and next(list_components(client, group, limit=1), None) is None:
         raise CommandError(
@@ -129,7 +134,34 @@ def list_(client: Client, *, group: str, statuses: tuple[str, ...], limit: int, 
             print_note(f"No component is {' or '.join(statuses)}.")
         else:
             print_note("No component was started yet.")
+        client.print_namespace_hint()
     _print_group_notes(finder, group)
+
+
+def _list_all_namespaces(
+    client: Client, group: str, statuses: list[ComponentStatus.ValueType], limit: int, *, as_json: bool
+) -> None:
+    found: list[tuple[Component, bool]] = []
+    for scoped in client.each_namespace():
+        if limit and len(found) >= limit:
+            print_note(f"These are the first {limit}; --limit 0 shows all.")
+            break
+        finder = find_groups(scoped)
+        left = limit - len(found) if limit else 0
+        found += [
+            (component, finder.is_supervised(component.group))
+            for component in list_components(scoped, group, statuses, left)
+        ]
+    if as_json:
+        print_json([{**to_json(component), "supervised": supervised} for component, supervised in found])
+    elif found:
+        rows = [
+            (component.namespace, *component_row(component, is_supervised=supervised))
+            for component, supervised in found
+        ]
+        print_table(("namespace", *COLUMNS), rows)
+    else:
+        client.print_nothing("component")
 
 
 def _print_group_notes(finder: GroupFinder, chosen: str) -> None:

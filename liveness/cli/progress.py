@@ -12,7 +12,6 @@ from liveness.cli.output import (
     print_json,
     print_json_array,
     print_note,
-    print_table,
     to_json,
 )
 from liveness.cli.shared_options import SharedOptionsGroup
@@ -42,7 +41,7 @@ def progress() -> None:
 @click.argument("prefix", default="")
 @click.option("--failing", is_flag=True, help="Only units whose last report was an error.")
 @limit_option
-@client_command()
+@client_command(all_namespaces=True)
 def list_(client: Client, *, prefix: str, failing: bool, limit: int, as_json: bool) -> None:
     """List units of work, ordered by name: all, or those that begin with PREFIX.
 
@@ -61,24 +60,20 @@ def list_(client: Client, *, prefix: str, failing: bool, limit: int, as_json: bo
     if as_json:
         print_json_array(found)
         return
-    rows = [
-        (
-            unit.unit,
-            unit.successes,
-            unit.errors,
-            f"{unit.successes_per_minute:.0f}",
-            format_age(unit, "last_success_time"),
-            format_age(unit, "last_error_time"),
-            unit.last_error,
-        )
-        for unit in found
-    ]
-    if rows:
-        print_table(
-            ("unit", "successes", "errors", "per minute", "last success", "last error", "error"), rows
-        )
-    else:
-        print_note(f"No such unit of work in namespace {client.namespace}.")
+    columns = ("unit", "successes", "errors", "per minute", "last success", "last error", "error")
+    client.print_items(columns, _unit_row, found, "unit of work")
+
+
+def _unit_row(unit: UnitProgress) -> tuple[object, ...]:
+    return (
+        unit.unit,
+        unit.successes,
+        unit.errors,
+        f"{unit.successes_per_minute:.0f}",
+        format_age(unit, "last_success_time"),
+        format_age(unit, "last_error_time"),
+        unit.last_error,
+    )
 
 
 @progress.command()

@@ -94,7 +94,7 @@ key_argument = click.argument("key", metavar="KIND:NAME", callback=_key)
 )
 @click.option("--stale", is_flag=True, help="Only those not heard of for two expected intervals, or offline.")
 @limit_option
-@client_command()
+@client_command(all_namespaces=True)
 def list_(
     client: Client,
     *,
@@ -126,12 +126,13 @@ def list_(
     found = list(islice(entries, limit) if limit else entries)
     if as_json:
         print_json([to_json(entry) for entry in found])
-    elif found:
-        print_table(COLUMNS, map(_row, found))
+    elif found or client.all_namespaces:
+        client.print_items(COLUMNS, _row, found, "component")
     else:
         print_note(
             _nothing_found(client, kind, is_filtered=bool(kind or status or labels or runtime or stale))
         )
+        client.print_namespace_hint()
     if limit and next(entries, None) is not None:
         print_note(f"These are the first {limit}; --limit 0 shows all.")
 

@@ -24,7 +24,25 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 """Loopback addresses for clients on this machine, of a server that listens on all interfaces."""
 
 
-@click.command()
+class ServeCommand(click.Command):
+    """Its help ends with the settings that have no flag."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from liveness.config.setting_docs import setting_docs  # only for help
+
+        flags = {parameter.name for parameter in self.params}
+        rows = [
+            (setting.variable, f"{setting.text}  [default: {setting.default or 'none'}]".strip())
+            for setting in setting_docs()
+            if setting.name not in flags
+        ]
+        with formatter.section(
+            "Settings without a flag, as variables (in the file: without LIVENESS_, in lower case)"
+        ):
+            formatter.write_dl(rows)
+
+
+@click.command(cls=ServeCommand)
 @click.option(
     "--db", metavar="URL", help="sqlite:///FILE or postgresql://…  [default: sqlite:///liveness.db]"
 )

@@ -54,12 +54,9 @@ def tasks() -> None:
     multiple=True,
     help="Only tasks in this state; may be repeated.  [default: pending, retrying, dead-lettered]",
 )
-@click.option("--all-namespaces", is_flag=True, help="Tasks of all namespaces.")
 @limit_option
-@client_command()
-def list_(
-    client: Client, *, states: tuple[str, ...], all_namespaces: bool, limit: int, as_json: bool
-) -> None:
+@client_command(all_namespaces=True)
+def list_(client: Client, *, states: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List tasks, oldest first.
 
     \b
@@ -68,21 +65,18 @@ def list_(
       liveness tasks list --all-namespaces --state dead-lettered
       liveness tasks list --state dead-lettered --json --limit 0 | jq -r '.[].task_id'
     """
-    found = client.list_all(
-        client.admin.ListTasks,
-        ListTasksRequest(
-            namespace="" if all_namespaces else client.namespace, states=[STATES[state] for state in states]
-        ),
-        lambda response: response.tasks,
-        limit,
+    request = ListTasksRequest(
+        # The server lists those of all namespaces together, oldest first.
+        namespace="" if client.all_namespaces else client.namespace,
+        states=[STATES[state] for state in states],
+    )
+    found = client.in_one_listing().list_all(
+        client.admin.ListTasks, request, lambda response: response.tasks, limit
     )
     if as_json:
         print_json_array(found)
-    else:
-        _print_tasks(
-            found,
-            f"No such task in {'any namespace' if all_namespaces else f'namespace {client.namespace}'}.",
-        )
+    elif not _print_tasks(found):
+        client.print_nothing("task")
 
 
 @tasks.command()
@@ -143,7 +137,8 @@ def _apply_to_each(ids: Iterable[int], change: Callable[[int], Task], *, as_json
         raise CommandError(failures[-1])
 
 
-def _print_tasks(found: Iterable[Task], empty_message: str = "") -> None:
+def _print_tasks(found: Iterable[Task]) -> bool:
+    """Returns whether there were any."""
     rows = [_row(task) for task in found]
     if rows:
         print_table(
@@ -151,8 +146,7 @@ def _print_tasks(found: Iterable[Task], empty_message: str = "") -> None:
              "created", "last error"),
             rows,
         )  # fmt: skip
-    elif empty_message:
-        print_note(empty_message)
+    return bool(rows)
 
 
 def _row(task: Task) -> tuple[object, ...]:

@@ -39,19 +39,28 @@ def filter_options(
             build_id: str,
             host: str,
             prefix: str,
+            query: str,
             **rest: Any,
         ) -> None:
-            check_utf8(task_queue, build_id, host, prefix)
+            check_utf8(task_queue, build_id, host, prefix, query)
             where = WorkerFilter(
                 states=[states[state] for state in chosen],
                 task_queue=task_queue,
                 build_id=build_id,
                 host_name=host,
                 key_prefix=prefix,
+                query=query,
             )
             command(*args, where=where if where.ListFields() else None, **rest)
 
         options: list[Callable[..., Any]] = [
+            click.option(
+                "--filter",
+                "query",
+                default="",
+                metavar="WORDS",
+                help='Only workers with all these words, as in the dashboard: "state:inactive host:db-3 photo".',
+            ),
             click.option(
                 "--prefix", default="", metavar="TEXT", help="Only workers whose key begins with this."
             ),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
 from liveness.cli.death_certificate import why
 from liveness.cli.durations import format_ms, from_ms, to_ms
-from liveness.cli.errors import escape_control
+from liveness.cli.errors import UsageError, escape_control
+from liveness.cli.event_text import describe_event
 from liveness.cli.output import (
     enum_name,
     format_age,
@@ -36,13 +39,43 @@ from liveness.v1.service_pb2 import (
     WorkerFilter,
 )
 from liveness.v1.worker_pb2 import (
+    INACTIVE_REASON_DISCONNECTED,
+    INACTIVE_REASON_DRAINED,
+    INACTIVE_REASON_FORCED,
+    INACTIVE_REASON_LEASE_EXPIRED,
+    INACTIVE_REASON_PROCESS_EXITED,
+    INACTIVE_REASON_SHUTDOWN,
     WORKER_STATE_ACTIVE,
     WORKER_STATE_CLEANED_UP,
+    WORKER_STATE_INACTIVE,
     InactiveReason,
     Worker,
     WorkerState,
     WorkerStatus,
 )
+
+COLUMNS = (
+    "worker",
+    "state",
+    "last heartbeat",
+    "lease",
+    "stream",
+    "loop lag",
+    "activities",
+    "task queue",
+    "build",
+    "host",
+)
+
+# Why a worker is INACTIVE, in a word: somebody asked for its end, or it died.
+INACTIVE_WORDS: Mapping[int, str] = {
+    INACTIVE_REASON_LEASE_EXPIRED: "died",
+    INACTIVE_REASON_DISCONNECTED: "died",
+    INACTIVE_REASON_PROCESS_EXITED: "died",
+    INACTIVE_REASON_SHUTDOWN: "goodbye",
+    INACTIVE_REASON_DRAINED: "drained",
+    INACTIVE_REASON_FORCED: "forced out",
+}
 
 
 @click.group(cls=SharedOptionsGroup)
@@ -70,18 +103,25 @@ for _command in (pause, resume, drain, release_storm, why):
     "--count", is_flag=True, help="Only print the number of workers in each state, and what they counted."
 )
 @limit_option
-@client_command()
+@client_command(all_namespaces=True)
 def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int, as_json: bool) -> None:
-    """List a namespace's workers, ordered by key. A worker must meet all conditions.
+    """List workers, ordered by key. A worker must meet all conditions.
+
+    An INACTIVE worker died, or ended: by its own goodbye, a drain, or an operator who forced it out.
 
     \b
     Examples:
       liveness workers list
+      liveness workers list --all-namespaces --filter "state:inactive host:db-3 photo"
       liveness workers list -n billing --state active --state inactive --host db-3
       liveness workers list --count
       liveness workers list --limit 0 --json | jq -r '.[].worker_instance_key'
     """
     if count:
+        if client.all_namespaces:
+            raise UsageError(
+                "--count is of one namespace; `liveness namespaces list` counts the workers of all"
+            )
         request = CountWorkersRequest(namespace=client.namespace, filter=where)
         _print_count(client.call(client.liveness.CountWorkers, request), as_json=as_json)
         if not (where or as_json):
@@ -96,15 +136,7 @@ def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int
     if as_json:
         print_json_array(found)
         return
-    rows = [_worker_row(worker) for worker in found]
-    if rows:
-        print_table(
-            ("worker", "state", "last heartbeat", "lease", "stream", "loop lag", "activities", "task queue",
-             "build", "host"),
-            rows,
-        )  # fmt: skip
-    else:
-        print_note(f"No such worker in namespace {client.namespace}.")
+    client.print_items(COLUMNS, _worker_row, found, "worker")
 
 
 @workers.command()
@@ -144,14 +176,16 @@ def describe(client: Client, *, key: str, as_json: bool) -> None:
 @workers.command()
 @click.argument("key")
 @click.option("--newest-first", is_flag=True, help="Show the newest events first.")
+@click.option("--data", is_flag=True, help="Show the events as they are stored, instead of sentences.")
 @limit_option
 @client_command()
-def history(client: Client, *, key: str, newest_first: bool, limit: int, as_json: bool) -> None:
-    """Show the events of one worker. Plain renewals of the lease are no events.
+def history(client: Client, *, key: str, newest_first: bool, data: bool, limit: int, as_json: bool) -> None:
+    """Show what happened to one worker, a sentence for each event. Plain renewals of the lease are no events.
 
     \b
-    Example:
+    Examples:
       liveness workers history worker-7 --newest-first --limit 5
+      liveness workers history worker-7 --data
     """
     events = client.list_all(
         client.liveness.GetWorkerHistory,
@@ -164,11 +198,15 @@ def history(client: Client, *, key: str, newest_first: bool, limit: int, as_json
     if as_json:
         print_json_array(events)
         return
-    rows = [_event_row(event) for event in events]
-    if rows:
-        print_table(("time", "sequence", "event", "data"), rows)
+    if data:
+        rows = [_event_row(event) for event in events]
     else:
-        print_note(f"No events of worker {key} in namespace {client.namespace}.")
+        rows = [(format_time(event, "time"), str(describe_event(event))) for event in events]
+    if rows:
+        print_table(("time", "sequence", "event", "data") if data else ("time", "what happened"), rows)
+        return
+    print_note(f"No events of worker {key} in namespace {client.namespace}.")
+    client.print_namespace_hint()
 
 
 @workers.command()
@@ -323,9 +361,11 @@ def _state_name(state: int) -> str:
 def _state_text(worker: Worker) -> str:
     """The state with its flags, for example ACTIVE (suspect, paused)."""
     # A drain ends with the lease, and orders do not apply to a worker that was cleaned up.
+    ended = INACTIVE_WORDS.get(worker.inactive_reason, "")
     flags = [
         flag
         for flag, is_set in (
+            (ended, bool(ended) and worker.state == WORKER_STATE_INACTIVE),
             ("suspect", worker.suspect),
             ("held", worker.HasField("held_until")),
             ("paused", worker.paused and worker.state != WORKER_STATE_CLEANED_UP),

@@ -120,7 +120,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     takeover_grace_ms: int = 10_000
     """Observed time after a start in which no lease ends, so that clients can reconnect."""
     checkpoint_interval_s: float = 60.0
+    """How often each shard writes a checkpoint, from which a restart recovers."""
     retention_interval_s: float = 3_600.0
+    """How often what is older than its retention is deleted."""
     database_bytes_max: int = 0
     """If the database holds more, the oldest samples of metrics and events are deleted before their time; 0 for no limit."""
     task_retention_s: float = 7.0 * DAY_S
@@ -128,6 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task_attempts_max: int = 20
     """A task that failed this often is dead-lettered."""
     shutdown_timeout_s: float = 10.0
+    """How long a server that stops lets running calls finish."""
     traces: str = ""
     """The OTLP collector that gets the traces; empty: none."""
     register_self: str = "on"
@@ -169,6 +172,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     webhook_queues: tuple[str, ...] = ("*/*",)
     """The task queues whose reschedules are sent: NAMESPACE/TASK_QUEUE each, * for any."""
     webhook_timeout_s: float = 10.0
+    """How long the receiver of a reschedule may take to answer."""
     bridge_temporal: tuple[str, ...] = ()
     """Temporal's frontend, if this server also runs a bridge for Temporal workers."""
     bridge_listen: str = "127.0.0.1:7233"

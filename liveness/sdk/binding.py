@@ -49,9 +49,9 @@ class Binding(HeldAttempt):
 
     async def __aenter__(self) -> Binding:
         try:
-            await asyncio.wrap_future(self._start())
+            await asyncio.wrap_future(self.start())
         except BaseException:
-            self._session.unbind(self)
+            self.end()
             raise
         self._cancel_scope.__enter__()
         return self
@@ -59,29 +59,35 @@ class Binding(HeldAttempt):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._session.unbind(self)
+        self.end()
         self._cancel_scope.__exit__(kind, error, trace)
 
     def __enter__(self) -> Binding:
         try:
-            self._start().result()
+            self.start().result()
         except BaseException:
-            self._session.unbind(self)
+            self.end()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._session.unbind(self)
+        self.end()
         if kind is None and self.lost.is_set():
             raise self.loss()
 
-    def _start(self) -> Future[None]:
+    def start(self) -> Future[None]:
+        """Bind without `with`, for engines whose work begins and ends in different places. The future completes when the server has
+        recorded it; `end` must be called afterwards, whatever happens."""
         if self._entered:
             raise InvalidArgument(detail="a binding is for one `with` only; call bind() again.")
         self._entered = True
         return self._session.bind(self)
+
+    def end(self) -> None:
+        """The work has ended. Any thread may call this, also more than once."""
+        self._session.unbind(self)
 
 
 class Claim:

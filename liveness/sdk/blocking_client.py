@@ -254,11 +254,13 @@ class BlockingClient:
         build_id: str = "",
         host: str = "",
         prefix: str = "",
+        query: str = "",
         limit: int | None = None,
     ) -> builtins.list[WorkerInfo]:
-        """The workers that meet every given condition, ordered by key. `prefix`: how the key begins."""
+        """The workers that meet every given condition, ordered by key. `prefix`: how the key begins. `query`: words as in the
+        dashboard: "state:inactive host:db-3 photo"."""
         found: builtins.list[WorkerInfo] = []
-        where = worker_filter(states, task_queue, build_id, host, prefix)
+        where = worker_filter(states, task_queue, build_id, host, prefix, query)
         request = service_pb2.ListWorkersRequest(namespace=self._namespace, filter=where)
         while limit is None or len(found) < limit:
             request.page_size = min(PAGE_MAX, limit - len(found)) if limit is not None else PAGE_MAX
@@ -312,13 +314,14 @@ class BlockingClient:
         build_id: str = "",
         host: str = "",
         prefix: str = "",
+        query: str = "",
         all: bool = False,  # noqa: A002  # as in the API
         reason: str = "",
     ) -> int:
         """Give workers no new work; they keep their leases and finish what they have. Name one worker by its key, or conditions
         that select among the workers there are, or `all=True` for the whole namespace with the workers that join later.
         Returns how many were changed."""
-        where = worker_filter(states, task_queue, build_id, host, prefix)
+        where = worker_filter(states, task_queue, build_id, host, prefix, query)
         _check_selection(worker, where, all)
         request = admin_pb2.PauseWorkersRequest(
             namespace=self._namespace,
@@ -339,10 +342,11 @@ class BlockingClient:
         build_id: str = "",
         host: str = "",
         prefix: str = "",
+        query: str = "",
         all: bool = False,  # noqa: A002  # as in the API
     ) -> int:
         """Give paused workers work again; selected like those of `pause`. Ends a drain, too. Returns how many were changed."""
-        where = worker_filter(states, task_queue, build_id, host, prefix)
+        where = worker_filter(states, task_queue, build_id, host, prefix, query)
         _check_selection(worker, where, all)
         request = admin_pb2.ResumeWorkersRequest(
             namespace=self._namespace,

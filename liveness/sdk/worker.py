@@ -191,8 +191,8 @@ class Worker:
 
     @property
     def draining(self) -> bool:
-        """Whether an operator drains the worker: it ends when it has finished its activities."""
-        return self._live_session().orders.drain
+        """Whether an operator drains the worker: it ends when it has finished its activities. Known after its end, too."""
+        return self._session is not None and self._session.orders.drain
 
     @property
     def stats(self) -> Stats:

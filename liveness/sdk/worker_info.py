@@ -257,14 +257,19 @@ class LivenessEvent:
 
 
 def worker_filter(
-    states: Sequence[WorkerState], task_queue: str, build_id: str, host: str, prefix: str
+    states: Sequence[WorkerState], task_queue: str, build_id: str, host: str, prefix: str, query: str
 ) -> service_pb2.WorkerFilter:
     try:
         numbers = [worker_pb2.WorkerState.Value(f"WORKER_STATE_{state}") for state in states]
     except ValueError:
         raise InvalidArgument(detail=f"workers have no state {', '.join(states)}.") from None
     return service_pb2.WorkerFilter(
-        states=numbers, task_queue=task_queue, build_id=build_id, host_name=host, key_prefix=prefix
+        states=numbers,
+        task_queue=task_queue,
+        build_id=build_id,
+        host_name=host,
+        key_prefix=prefix,
+        query=query,
     )
 
 

@@ -15,7 +15,7 @@ from liveness.security.principal import caller_name
 from liveness.server import wire
 from liveness.server.validation import duration_ms, require_identifier, text
 from liveness.slices import end_slice, in_slices
-from liveness.store.api import WorkerFilter
+from liveness.store.api import FilterWord, WorkerFilter, ascii_lower
 from liveness.v1 import admin_pb2
 
 DRAIN_LIMIT_MS_DEFAULT = 60_000
@@ -126,4 +126,16 @@ def _matches(worker_filter: WorkerFilter, key: WorkerKey, worker: Worker) -> boo
         and worker_filter.build_id in ("", profile.build_id)
         and worker_filter.host_name in ("", profile.host_name)
         and key.instance_key.startswith(worker_filter.key_prefix)
+        and all(_has_word(word, key, worker) for word in worker_filter.words)
     )
+
+
+def _has_word(word: FilterWord, key: WorkerKey, worker: Worker) -> bool:
+    profile = worker.profile
+    texts = {
+        "worker_key": key.instance_key,
+        "host_name": profile.host_name,
+        "build_id": profile.build_id,
+        "task_queue": profile.task_queue,
+    }
+    return worker.state in word.states or any(word.text in ascii_lower(texts[name]) for name in word.fields)

@@ -27,6 +27,7 @@ from liveness.domain.worker import (
 from liveness.engine.shard import HeartbeatOutcome
 from liveness.security.redaction import redact_json
 from liveness.server.component_wire import component_message, group_message
+from liveness.server.filter_query import filter_words
 from liveness.server.validation import (
     COUNTER_MAX,
     SEQUENCE_MAX,
@@ -222,6 +223,7 @@ def worker_filter(message: WorkerFilterMessage) -> WorkerFilter:
         build_id=optional_identifier("filter.build_id", message.build_id),
         host_name=optional_identifier("filter.host_name", message.host_name),
         key_prefix=optional_identifier("filter.key_prefix", message.key_prefix),
+        words=filter_words("filter.query", message.query),
     )
 
 

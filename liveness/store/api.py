@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from string import ascii_uppercase
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -158,6 +159,24 @@ class WorkerRow(NamedTuple):
     worker: Worker
 
 
+class FilterWord(NamedTuple):
+    """A part of a text that people filter by. It holds if one of the fields contains it, or the worker is in one of the states."""
+
+    text: str
+    """In lower case, as `ascii_lower` makes it."""
+    fields: tuple[str, ...]
+    """Of worker_key, host_name, build_id and task_queue."""
+    states: tuple[WorkerState, ...] = ()
+
+
+def ascii_lower(text: str) -> str:
+    """Lower case as every database does it, also one that knows no letters but those of ASCII."""
+    return text.translate(_LOWER)
+
+
+_LOWER = {ord(letter): letter.lower() for letter in ascii_uppercase}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFilter:
     """All conditions hold together; an empty one always holds."""
@@ -167,6 +186,7 @@ class WorkerFilter:
     build_id: str = ""
     host_name: str = ""
     key_prefix: str = ""
+    words: tuple[FilterWord, ...] = ()
 
 
 class ActivityRow(NamedTuple):

@@ -740,4 +740,7 @@ def _worker_conditions(namespace: str, where: WorkerFilter) -> ColumnElement[boo
     conditions += [workers.c[name] == value for name in columns if (value := getattr(where, name))]
     if where.key_prefix:
         conditions.append(starts_with(workers.c.worker_key, where.key_prefix))
+    for word in where.words:
+        found = [func.lower(workers.c[name]).contains(word.text, autoescape=True) for name in word.fields]
+        conditions.append(or_(*found, workers.c.state.in_(word.states)))
     return and_(*conditions)

@@ -220,10 +220,15 @@ class WorkerFilter(_message.Message):
     BUILD_ID_FIELD_NUMBER: _builtins.int
     HOST_NAME_FIELD_NUMBER: _builtins.int
     KEY_PREFIX_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
     task_queue: _builtins.str
     build_id: _builtins.str
     host_name: _builtins.str
     key_prefix: _builtins.str
+    query: _builtins.str
+    """Words, all of which must be found, in any letter case: "photo" in the key, host, build, task queue or state; "host:db-3"
+    in one of them only. The fields are key, host, build, queue and state; a state is named by its beginning.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_worker_pb2.WorkerState.ValueType]: ...
     def __init__(
@@ -234,10 +239,11 @@ class WorkerFilter(_message.Message):
         build_id: _builtins.str = ...,
         host_name: _builtins.str = ...,
         key_prefix: _builtins.str = ...,
+        query: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build_id", b"build_id", "host_name", b"host_name", "key_prefix", b"key_prefix", "states", b"states", "task_queue", b"task_queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build_id", b"build_id", "host_name", b"host_name", "key_prefix", b"key_prefix", "query", b"query", "states", b"states", "task_queue", b"task_queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,5 @@
-// Filters and sorts the rows. A row must contain all words of the filter; "host:db-3" searches one column only.
+// Filters and sorts the rows. A row must contain all words of the filter; "host:db-3" searches one column only. Servers read the
+// same text in the same way (liveness/server/filter_query.py), except for the marks, which only the dashboard knows of all workers.
 import { marksOf } from './roster.js';
 
 const FIELDS = ['key', 'host', 'build', 'queue', 'state'];
@@ -12,7 +13,7 @@ export function matcher(text, states) {
 
 /** By the beginning: "active" is a part of "inactive", and means something else. */
 function inState(row, word) {
-  return [...row.state.split(' '), ...marksOf(row)].some((state) => state.startsWith(word));
+  return [row.state.replace(' ', '-'), ...marksOf(row)].some((state) => state.startsWith(word));
 }
 
 function wordOf(word) {

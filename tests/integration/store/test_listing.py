@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from liveness.domain.events import ConfigChanged
 from liveness.domain.worker import WorkerState
-from liveness.store.api import WorkerFilter
+from liveness.store.api import FilterWord, WorkerFilter
 from liveness.store.prefixes import prefix_upper_bound
 from liveness.store.sql import SqlStore
 from tests.unit.store.samples import WORKER, About, Owner, described, key, profile, renewals, take, take_one
@@ -216,3 +216,25 @@ async def test_an_event_without_a_worker_is_found_by_its_namespace(store: SqlSto
     change = ConfigChanged(set={}, unset=())
     await owner.commit([About(change, namespace="orders"), About(change, namespace="")])
     assert [entry.seq for entry in await store.read_log(0, 0, 9, 9, namespace="")] == [3]
+
+
+async def test_words_are_found_in_the_named_fields_without_regard_to_case(store: SqlStore) -> None:
+    owner = await take_one(store)
+    workers = {
+        key("Photo-1"): WORKER._replace(profile=profile(host_name="db-3", task_queue="resize")),
+        key("w_2"): WORKER._replace(state=INACTIVE, profile=profile(host_name="DB-4", build_id="photo%")),
+        key("éÉ"): WORKER._replace(profile=profile(task_queue="mail")),
+    }
+    await owner.commit([About(described(), key())], workers=workers)
+    anywhere = ("worker_key", "host_name", "build_id", "task_queue")
+    for words, expected in (
+        ((FilterWord("photo", anywhere),), ["Photo-1", "w_2"]),
+        ((FilterWord("photo", ("build_id",)),), ["w_2"]),
+        ((FilterWord("db-", ("host_name",)), FilterWord("photo-", anywhere)), ["Photo-1"]),
+        ((FilterWord("%", anywhere),), ["w_2"]),
+        ((FilterWord("_", anywhere),), ["w_2"]),
+        ((FilterWord("in", (), (INACTIVE,)),), ["w_2"]),
+        ((FilterWord("mail", ("task_queue",), (INACTIVE,)),), ["w_2", "éÉ"]),
+        ((FilterWord("É", anywhere),), ["éÉ"]),
+    ):
+        assert await listed(store, words=words) == expected, words

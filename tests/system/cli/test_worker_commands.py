@@ -193,7 +193,7 @@ def test_a_drained_worker_is_not_shown_as_draining(shell: Shell) -> None:
     shell.heartbeat("w")
     told(shell, "drain", "w", "--limit", "0")
     # Each poll is a call; the test's time-out bounds the loop.
-    while states(shell)["w"] != "INACTIVE":
+    while states(shell)["w"] != "INACTIVE (drained)":
         pass
     assert "DRAINED: drained; 0 activities were left at the limit" in shell.ok("workers", "describe", "w")
 

@@ -49,6 +49,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.bridges": "sdk v1 client_credentials background clock telemetry",
         "liveness.doors": "sdk v1 client_credentials background clock config domain http slices templated_error",
         "liveness.supervisor": "sdk v1 client_credentials background clock config domain templated_error version",
+        "liveness.contrib": "sdk",
         "liveness.demo": "sdk v1 clock",
         "liveness.testing": "app clock config domain",
         "liveness.cli": "app bridges client_credentials clock config demo domain doors engine frontend http rpc rpc_details sdk security store supervisor telemetry v1 version",
