@@ -312,7 +312,7 @@ class Matching(NodeListener):
             raise ShuttingDown
         worker = self._node.shard(*worker_key).describe(worker_key)
         worker_control.check_lease_is_live(worker_key, worker, session_id)
-        name = task_queue or worker.profile.task_queue
+        name = task_queue or worker.shared.profile.task_queue
         if not name:
             raise InvalidField(field="task_queue", rule="must be set when the worker has no task_queue")
         if len(self._polls.get(worker_key, ())) >= POLLS_PER_WORKER_MAX:

@@ -350,8 +350,15 @@ standings = st.just(NO_STANDING) | st.builds(
     entry=st.none() | entries,
     last_error_wall_ms=times,
 )
+
+
+def make_worker(**fields: Any) -> Worker:
+    """Hypothesis would take the fields of the tuple beneath for those of the constructor."""
+    return Worker(**fields)
+
+
 workers = st.builds(
-    Worker,
+    make_worker,
     number=counts,
     principal=text,
     state=st.sampled_from(WorkerState),
