@@ -78,6 +78,7 @@ from liveness.server.registry_service import RegistryService
 from liveness.server.remote_nodes import RemoteNodes
 from liveness.server.self_registration import SelfRegistration, own_component
 from liveness.server.shutdown_gate import ShutdownGate
+from liveness.server.task_queues import QueueRates, TaskQueues
 from liveness.server.wire import event_json, event_json_without_sessions
 from liveness.store.codec import LogEntry
 from liveness.store.errors import (
@@ -451,6 +452,7 @@ class Server:
             self.declared_bindings,
         )
         self.matching = Matching(node, self.ownership, remote_nodes, self.hints.notify_activities_available)
+        self.queue_rates = QueueRates(node)
         self.peers.on_attended = self.matching.note_attended
         self.supervisor_mail = SupervisorMail(self._clock)
         self.feed = EventFeed(node, self.hints.notify_watching)
@@ -543,6 +545,7 @@ class Server:
             self._timers,
             # What happened is counted and logged before anything acts on it.
             self.telemetry,
+            self.queue_rates,
             TransitionLog(),
             # Work goes to polls, events to watchers, orders to workers.
             self.matching,
@@ -616,7 +619,14 @@ class Server:
         self.component_metrics = ComponentMetricsService(node, self.store, self.metrics_writer)
         services = (
             workers,
-            ActivityService(node, self.ownership, self.matching, self.telemetry),
+            ActivityService(
+                node,
+                self.ownership,
+                self.matching,
+                self.telemetry,
+                TaskQueues(node, self.matching, self.queue_rates, self.all_nodes),
+                self.own_calls,
+            ),
             ComponentService(node, workers, self.supervisor_mail),
             self.component_metrics,
             self.registry,

@@ -40,6 +40,7 @@ COMMANDS = {
     "registry": CommandEntry("registry", "List registered components: worker pools, servers, brokers."),
     "progress": CommandEntry("progress", "Show how far units of work are, and forget units."),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
+    "queues": CommandEntry("queues", "Show what waits in task queues, and who polls them."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),
     "cluster": CommandEntry("cluster", "Create the certificates that nodes and frontends show each other."),

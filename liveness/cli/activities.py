@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
 from google.protobuf.duration_pb2 import Duration
@@ -35,10 +35,15 @@ from liveness.cli.output import (
 from liveness.cli.payloads import activity_to_json, guess_encoding
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.activity_pb2 import (
+    BULK_ACTION_CANCEL,
+    BULK_ACTION_RETRY,
     ActivityFilter,
     ActivityId,
     ActivityState,
     ActivityTimeouts,
+    BulkAction,
+    BulkUpdateActivitiesRequest,
+    BulkUpdateActivitiesResponse,
     CancelActivityRequest,
     DescribeActivityRequest,
     GetActivityHistoryRequest,
@@ -134,10 +139,20 @@ def _call_with_hint(
 )
 @click.option("--task-queue", default="", metavar="NAME", help="Only activities of this task queue.")
 @click.option("--worker", default="", metavar="KEY", help="Only activities held by this worker.")
+@click.option("--type", "kind", default="", metavar="NAME", help="Only activities of this type.")
+@click.option("--id-prefix", default="", metavar="TEXT", help="Only those whose workflow id begins with it.")
 @limit_option
 @client_command(all_namespaces=True)
 def list_(
-    client: Client, *, states: tuple[str, ...], task_queue: str, worker: str, limit: int, as_json: bool
+    client: Client,
+    *,
+    states: tuple[str, ...],
+    task_queue: str,
+    worker: str,
+    kind: str,
+    id_prefix: str,
+    limit: int,
+    as_json: bool,
 ) -> None:
     """List a namespace's activities, ordered by name. An activity must meet all conditions.
 
@@ -149,7 +164,11 @@ def list_(
         jq -r '.[].id | [.workflow_id, .run_id, .activity_id] | @sh' | xargs -n 3 liveness activities retry
     """
     where = ActivityFilter(
-        states=[STATES[state] for state in states], task_queue=task_queue, worker_instance_key=worker
+        states=[STATES[state] for state in states],
+        task_queue=task_queue,
+        worker_instance_key=worker,
+        activity_type=kind,
+        workflow_id_prefix=id_prefix,
     )
     found = client.list_all(
         client.activities.ListActivities,
@@ -437,3 +456,127 @@ def retry(client: Client, *, names: tuple[str, ...], kind: str, reason: str, as_
         print_json(to_json(response))
     else:
         print_note(f"Activity {activity_name(id)} starts afresh and is {state_name(response.state)}.")
+
+
+def bulk_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(
+        (
+            click.option(
+                "--state",
+                "states",
+                type=click.Choice(tuple(STATES)),
+                multiple=True,
+                help="Only activities in this state; may be repeated.",
+            ),
+            click.option(
+                "--task-queue", default="", metavar="NAME", help="Only activities of this task queue."
+            ),
+            click.option("--type", "kind", default="", metavar="NAME", help="Only activities of this type."),
+            click.option(
+                "--id-prefix", default="", metavar="TEXT", help="Only those whose workflow id begins with it."
+            ),
+            click.option(
+                "--reason", default="", metavar="TEXT", help="The reason; shown with each activity."
+            ),
+            click.option("--preview", is_flag=True, help="Change nothing; show what would be changed."),
+            confirm_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@activities.command("bulk-retry")
+@bulk_options
+@client_command()
+def bulk_retry(client: Client, *, as_json: bool, **options: Any) -> None:
+    """Give all quarantined and failed activities that meet the conditions a fresh start.
+
+    \b
+    Examples:
+      liveness activities bulk-retry --task-queue billing --preview
+      liveness activities bulk-retry --state quarantined --type resize --reason "fixed in v7" --yes
+    """
+    _bulk_update(client, BULK_ACTION_RETRY, "Retry", "retried", as_json=as_json, **options)
+
+
+@activities.command("bulk-cancel")
+@bulk_options
+@client_command()
+def bulk_cancel(client: Client, *, as_json: bool, **options: Any) -> None:
+    """Cancel all unfinished activities that meet the conditions, for good.
+
+    \b
+    Examples:
+      liveness activities bulk-cancel --type crawl --id-prefix site-17- --preview
+      liveness activities bulk-cancel --state waiting --task-queue night --reason "report is gone"
+    """
+    _bulk_update(client, BULK_ACTION_CANCEL, "Cancel", "cancelled", as_json=as_json, **options)
+
+
+def _bulk_update(
+    client: Client,
+    action: BulkAction.ValueType,
+    verb: str,
+    done: str,
+    *,
+    states: tuple[str, ...],
+    task_queue: str,
+    kind: str,
+    id_prefix: str,
+    reason: str,
+    preview: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    request = BulkUpdateActivitiesRequest(
+        namespace=client.namespace,
+        filter=ActivityFilter(
+            states=[STATES[state] for state in states],
+            task_queue=task_queue,
+            activity_type=kind,
+            workflow_id_prefix=id_prefix,
+        ),
+        action=action,
+        reason=reason,
+    )
+    if preview or not yes:
+        found = _bulk_call(client, request, preview=True)
+        if preview and as_json:
+            print_json(to_json(found))
+            return
+        for example in found.examples:
+            click.echo(
+                f"{activity_name(example.id)}  {state_name(example.state)}  {example.last_failure}".rstrip()
+            )
+        if found.matched > len(found.examples):
+            click.echo(f"and {found.matched - len(found.examples)} more")
+        if preview or not found.matched:
+            print_note(f"{found.matched} activities would be {done}.")
+            return
+        confirm(f"{verb} these {found.matched} activities of namespace {client.namespace}?")
+    changed = _bulk_call(client, request, preview=False)
+    if as_json:
+        print_json(to_json(changed))
+        return
+    refused = (
+        f"; {changed.refused} were refused, the first: {changed.first_refusal}" if changed.refused else ""
+    )
+    print_note(f"{changed.changed} activities are {done}{refused}.")
+
+
+def _bulk_call(
+    client: Client, request: BulkUpdateActivitiesRequest, *, preview: bool
+) -> BulkUpdateActivitiesResponse:
+    """Repeat the call until it has looked at all activities."""
+    total = BulkUpdateActivitiesResponse()
+    request.preview, request.page_token = preview, ""
+    while True:
+        answer = client.call(client.activities.BulkUpdateActivities, request)
+        for field in ("matched", "changed", "refused"):
+            setattr(total, field, getattr(total, field) + getattr(answer, field))
+        total.first_refusal = total.first_refusal or answer.first_refusal
+        total.examples.extend(answer.examples[: 10 - len(total.examples)])
+        if not answer.next_page_token:
+            return total
+        request.page_token = answer.next_page_token

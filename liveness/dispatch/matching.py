@@ -295,6 +295,18 @@ class Matching(NodeListener):
 
     # -- waiting polls
 
+    def polled_queues(self, namespace: str) -> set[QueueName]:
+        """The task queues of a namespace for which polls wait at this node."""
+        return {name for name, queue in self._queues.items() if name[0] == namespace and queue.polls}
+
+    def poll_counts(self, name: QueueName) -> tuple[int, int]:
+        """How many polls of a task queue wait at this node, and of how many workers."""
+        queue = self._queues.get(name)
+        if queue is None:
+            return 0, 0
+        polls = list(queue.polls.in_order(queue.polls.group_names()))
+        return len(polls), len({poll.worker for poll in polls})
+
     def waiting_poll_count(self) -> int:
         return sum(map(len, self._polls.values()))
 

@@ -24,7 +24,7 @@ class BacklogKey(NamedTuple):
 
 
 class Backlog:
-    __slots__ = ("available", "available_counts", "held")
+    __slots__ = ("available", "available_counts", "held", "waiting")
 
     def __init__(self, activities: Iterable[tuple[ActivityKey, Activity]]) -> None:
         self.available: dict[BacklogKey, dict[ActivityKey, int]] = {}
@@ -33,6 +33,8 @@ class Backlog:
         """AVAILABLE activities per namespace."""
         self.held: Counter[QueueName] = Counter()
         """STARTED activities."""
+        self.waiting: Counter[QueueName] = Counter()
+        """WAITING activities: for a delay, a start, or the back-off of a retry."""
         for key, activity in sorted(activities, key=lambda item: item[1].since_ms):
             self._add(key, activity)
 
@@ -47,6 +49,8 @@ class Backlog:
             self.available_counts[key.namespace] += 1
         elif activity.state is ActivityState.STARTED:
             self.held[key.namespace, activity.task_queue] += 1
+        elif activity.state is ActivityState.WAITING:
+            self.waiting[key.namespace, activity.task_queue] += 1
 
     def _remove(self, key: ActivityKey, activity: Activity) -> None:
         if activity.state is ActivityState.AVAILABLE:
@@ -58,6 +62,8 @@ class Backlog:
             add_count(self.available_counts, key.namespace, -1)
         elif activity.state is ActivityState.STARTED:
             add_count(self.held, (key.namespace, activity.task_queue), -1)
+        elif activity.state is ActivityState.WAITING:
+            add_count(self.waiting, (key.namespace, activity.task_queue), -1)
 
 
 def available_since_ms(activity: Activity) -> int:

@@ -39,6 +39,7 @@ class RoutingRule(NamedTuple):
 
 POLL_MS_MAX = 60_000
 OUTPUT_MS_MAX = 5_000
+BULK_MS_MAX = 30_000
 
 
 def _by_worker(request: Any) -> ShardKey:
@@ -108,6 +109,9 @@ ROUTING_RULES: dict[str, RoutingRule] = {
         RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_workflow
     ),
     "ActivityService/ListActivities": ANY_NODE,
+    "ActivityService/ListTaskQueues": ANY_NODE,
+    # A second call would find nothing more to do.
+    "ActivityService/BulkUpdateActivities": RoutingRule(RoutingKind.ANY_NODE, wait_ms_max=BULK_MS_MAX),
     "ComponentService/ReportComponent": WORKER_SHARD,
     "ComponentService/PollComponentOrders": RoutingRule(
         RoutingKind.BY_SHARD, shard_key=_by_worker, wait_ms_max=POLL_MS_MAX

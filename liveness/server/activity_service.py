@@ -13,9 +13,12 @@ from liveness.domain.errors import Exhausted, InvalidField, PageTokenInvalid
 from liveness.domain.events import ActivityHeartbeatRecorded
 from liveness.domain.keys import ActivityId, WorkerKey
 from liveness.engine.node import Node
+from liveness.routing.own_calls import OwnCalls
 from liveness.security.principal import caller_name
 from liveness.server import activity_wire as wire
 from liveness.server import tokens
+from liveness.server.bulk_activities import BulkActivities
+from liveness.server.task_queues import TaskQueues
 from liveness.server.validation import duration_ms, optional_identifier, page_size, require_identifier, text
 from liveness.server.wire import event_message, worker_key
 from liveness.slices import build_in_slices
@@ -67,11 +70,17 @@ class ActivityService:
         ownership: ActivityOwnership,
         poller: ActivityPoller,
         telemetry: Telemetry | None = None,
+        task_queues: TaskQueues | None = None,
+        calls: OwnCalls | None = None,
     ) -> None:
+        """`calls`: to the owners of other shards; None if this node serves all."""
         self._node = node
         self._ownership = ownership
         self._poller = poller
         self._telemetry = telemetry
+        self._task_queues = task_queues
+        calls = calls or OwnCalls(None, node.clock)
+        self._bulk = BulkActivities(node, calls, self.retry_activity, self.cancel_activity)
 
     @contextmanager
     def _counting_refusals(self, namespace: str) -> Iterator[None]:
@@ -229,6 +238,15 @@ class ActivityService:
         if listed and (len(rows) > size or rows.is_cut):
             response.next_page_token = tokens.issue(list(listed[-1].key.id), *listing)
         return response
+
+    async def list_task_queues(self, request: pb.ListTaskQueuesRequest) -> pb.ListTaskQueuesResponse:
+        assert self._task_queues is not None, "a whole server has them"
+        return await self._task_queues.list(request)
+
+    async def bulk_update_activities(
+        self, request: pb.BulkUpdateActivitiesRequest
+    ) -> pb.BulkUpdateActivitiesResponse:
+        return await self._bulk.update(request)
 
     async def cancel_activity(self, request: pb.CancelActivityRequest) -> pb.CancelActivityResponse:
         key = wire.activity_key(request.namespace, request.id)

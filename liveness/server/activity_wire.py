@@ -224,6 +224,8 @@ def activity_filter(message: activity_pb2.ActivityFilter) -> ActivityFilter:
         states=tuple(sorted(states)),
         task_queue=optional_identifier("filter.task_queue", message.task_queue),
         worker=optional_identifier("filter.worker_instance_key", message.worker_instance_key),
+        type=optional_identifier("filter.activity_type", message.activity_type),
+        workflow_prefix=optional_identifier("filter.workflow_id_prefix", message.workflow_id_prefix),
     )
 
 

@@ -202,6 +202,8 @@ class ActivityFilter:
     states: tuple[ActivityState, ...] = ()
     task_queue: str = ""
     worker: str = ""
+    type: str = ""
+    workflow_prefix: str = ""
 
 
 class ProgressRow(NamedTuple):

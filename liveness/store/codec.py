@@ -615,6 +615,12 @@ def replace_unstorable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
 
 
+def type_in_payload(activity_type: str) -> str:
+    """What the payload of every activity of this type contains, and of no other: quotes inside of texts are escaped, and tokens and
+    inputs are Base64."""
+    return f'"type":{_encode(activity_type).decode()}'
+
+
 def activity_payload_prefix(id: ActivityId) -> str:
     """How the payloads of all events about an activity begin, within its workflow."""
     return _encode({"run_id": id.run_id, "activity_id": id.activity_id}).decode()[:-1] + ","

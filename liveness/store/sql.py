@@ -584,6 +584,13 @@ class SqlStore:
             query = query.where(activities.c.task_queue == where.task_queue)
         if where.worker:
             query = query.where(activities.c.worker_key == where.worker)
+        if where.workflow_prefix:
+            query = query.where(starts_with(activities.c.workflow_id, where.workflow_prefix))
+        if where.type:
+            # No column: few look for types, and every activity would pay for it.
+            query = query.where(
+                activities.c.payload.contains(codec.type_in_payload(where.type), autoescape=True)
+            )
         if after is not None:
             query = query.where(tuple_(*_ACTIVITY_ORDER) > tuple_(*after))
 

@@ -123,6 +123,27 @@ ATTEMPT_OUTCOME_GIVEN_BACK: AttemptOutcome.ValueType  # 7
 ATTEMPT_OUTCOME_CANCELLED: AttemptOutcome.ValueType  # 8
 Global___AttemptOutcome: _TypeAlias = AttemptOutcome  # noqa: Y015
 
+class _BulkAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BulkActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BulkAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BULK_ACTION_UNSPECIFIED: _BulkAction.ValueType  # 0
+    BULK_ACTION_RETRY: _BulkAction.ValueType  # 1
+    """As RetryActivity: QUARANTINED and FAILED activities."""
+    BULK_ACTION_CANCEL: _BulkAction.ValueType  # 2
+    """As CancelActivity: activities that are not finished."""
+
+class BulkAction(_BulkAction, metaclass=_BulkActionEnumTypeWrapper): ...
+
+BULK_ACTION_UNSPECIFIED: BulkAction.ValueType  # 0
+BULK_ACTION_RETRY: BulkAction.ValueType  # 1
+"""As RetryActivity: QUARANTINED and FAILED activities."""
+BULK_ACTION_CANCEL: BulkAction.ValueType  # 2
+"""As CancelActivity: activities that are not finished."""
+Global___BulkAction: _TypeAlias = BulkAction  # noqa: Y015
+
 @_typing.final
 class ActivityId(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -1120,9 +1141,14 @@ class ActivityFilter(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     TASK_QUEUE_FIELD_NUMBER: _builtins.int
     WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    ACTIVITY_TYPE_FIELD_NUMBER: _builtins.int
+    WORKFLOW_ID_PREFIX_FIELD_NUMBER: _builtins.int
     task_queue: _builtins.str
     worker_instance_key: _builtins.str
     """The worker that holds it."""
+    activity_type: _builtins.str
+    workflow_id_prefix: _builtins.str
+    """Those whose workflow_id begins with it."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___ActivityState.ValueType]: ...
     def __init__(
@@ -1131,10 +1157,12 @@ class ActivityFilter(_message.Message):
         states: _abc.Iterable[Global___ActivityState.ValueType] | None = ...,
         task_queue: _builtins.str = ...,
         worker_instance_key: _builtins.str = ...,
+        activity_type: _builtins.str = ...,
+        workflow_id_prefix: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["states", b"states", "task_queue", b"task_queue", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "states", b"states", "task_queue", b"task_queue", "worker_instance_key", b"worker_instance_key", "workflow_id_prefix", b"workflow_id_prefix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1287,3 +1315,179 @@ class RetryActivityResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RetryActivityResponse: _TypeAlias = RetryActivityResponse  # noqa: Y015
+
+@_typing.final
+class ListTaskQueuesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTaskQueuesRequest: _TypeAlias = ListTaskQueuesRequest  # noqa: Y015
+
+@_typing.final
+class TaskQueue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_QUEUE_FIELD_NUMBER: _builtins.int
+    AVAILABLE_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    POLLS_FIELD_NUMBER: _builtins.int
+    POLLERS_FIELD_NUMBER: _builtins.int
+    ADDED_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    STARTED_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    COMPLETED_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    FAILED_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    task_queue: _builtins.str
+    available: _builtins.int
+    """Activities that wait for a worker, and how long the oldest has; unset if there is none."""
+    waiting: _builtins.int
+    """Activities that wait for their time."""
+    held: _builtins.int
+    """Activities that workers hold."""
+    polls: _builtins.int
+    """Polls that wait for an activity, and of how many workers."""
+    pollers: _builtins.int
+    added_per_minute: _builtins.int
+    """In the last minute: made available, handed out, completed; failed, timed out or cancelled."""
+    started_per_minute: _builtins.int
+    completed_per_minute: _builtins.int
+    failed_per_minute: _builtins.int
+    @_builtins.property
+    def oldest(self) -> _duration_pb2.Duration: ...
+    def __init__(
+        self,
+        *,
+        task_queue: _builtins.str = ...,
+        available: _builtins.int = ...,
+        oldest: _duration_pb2.Duration | None = ...,
+        waiting: _builtins.int = ...,
+        held: _builtins.int = ...,
+        polls: _builtins.int = ...,
+        pollers: _builtins.int = ...,
+        added_per_minute: _builtins.int = ...,
+        started_per_minute: _builtins.int = ...,
+        completed_per_minute: _builtins.int = ...,
+        failed_per_minute: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest", b"oldest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_per_minute", b"added_per_minute", "available", b"available", "completed_per_minute", b"completed_per_minute", "failed_per_minute", b"failed_per_minute", "held", b"held", "oldest", b"oldest", "pollers", b"pollers", "polls", b"polls", "started_per_minute", b"started_per_minute", "task_queue", b"task_queue", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TaskQueue: _TypeAlias = TaskQueue  # noqa: Y015
+
+@_typing.final
+class ListTaskQueuesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_QUEUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def task_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskQueue]:
+        """By name, at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        task_queues: _abc.Iterable[Global___TaskQueue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["task_queues", b"task_queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTaskQueuesResponse: _TypeAlias = ListTaskQueuesResponse  # noqa: Y015
+
+@_typing.final
+class BulkUpdateActivitiesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    action: Global___BulkAction.ValueType
+    reason: _builtins.str
+    """Shown to people."""
+    preview: _builtins.bool
+    """Change nothing; count and show what would be changed."""
+    page_token: _builtins.str
+    """From the previous answer. Valid for the same request only."""
+    @_builtins.property
+    def filter(self) -> Global___ActivityFilter:
+        """Chooses among the activities that the action applies to; all of these if empty."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        filter: Global___ActivityFilter | None = ...,
+        action: Global___BulkAction.ValueType = ...,
+        reason: _builtins.str = ...,
+        preview: _builtins.bool = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "filter", b"filter", "namespace", b"namespace", "page_token", b"page_token", "preview", b"preview", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkUpdateActivitiesRequest: _TypeAlias = BulkUpdateActivitiesRequest  # noqa: Y015
+
+@_typing.final
+class BulkUpdateActivitiesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MATCHED_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    FIRST_REFUSAL_FIELD_NUMBER: _builtins.int
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    matched: _builtins.int
+    """Activities that this call looked at, and those that it changed, or would change."""
+    changed: _builtins.int
+    refused: _builtins.int
+    """Activities that changed meanwhile, or whose shard did not answer."""
+    first_refusal: _builtins.str
+    next_page_token: _builtins.str
+    """Empty: these were the last ones."""
+    @_builtins.property
+    def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Activity]:
+        """Up to ten of them."""
+
+    def __init__(
+        self,
+        *,
+        matched: _builtins.int = ...,
+        changed: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        first_refusal: _builtins.str = ...,
+        examples: _abc.Iterable[Global___Activity] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "examples", b"examples", "first_refusal", b"first_refusal", "matched", b"matched", "next_page_token", b"next_page_token", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkUpdateActivitiesResponse: _TypeAlias = BulkUpdateActivitiesResponse  # noqa: Y015

@@ -91,6 +91,16 @@ class ActivityServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_activity__pb2.GetActivityHistoryRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_activity__pb2.GetActivityHistoryResponse.FromString,
                 _registered_method=True)
+        self.ListTaskQueues = channel.unary_unary(
+                '/liveness.v1.ActivityService/ListTaskQueues',
+                request_serializer=liveness_dot_v1_dot_activity__pb2.ListTaskQueuesRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_activity__pb2.ListTaskQueuesResponse.FromString,
+                _registered_method=True)
+        self.BulkUpdateActivities = channel.unary_unary(
+                '/liveness.v1.ActivityService/BulkUpdateActivities',
+                request_serializer=liveness_dot_v1_dot_activity__pb2.BulkUpdateActivitiesRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_activity__pb2.BulkUpdateActivitiesResponse.FromString,
+                _registered_method=True)
         self.ListActivities = channel.unary_unary(
                 '/liveness.v1.ActivityService/ListActivities',
                 request_serializer=liveness_dot_v1_dot_activity__pb2.ListActivitiesRequest.SerializeToString,
@@ -190,6 +200,22 @@ class ActivityServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTaskQueues(self, request, context):
+        """The task queues of a namespace that have activities, polls, or anything in the last minute, over all nodes, by name. A
+        node that does not answer is left out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BulkUpdateActivities(self, request, context):
+        """Retries or cancels all activities that a filter chooses. Each call looks at some of them; repeat it with next_page_token until
+        that is empty. An activity that another call changes meanwhile counts as refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListActivities(self, request, context):
         """Ordered by workflow_id, run_id and activity_id, byte by byte.
         """
@@ -258,6 +284,16 @@ def add_ActivityServiceServicer_to_server(servicer, server):
                     servicer.GetActivityHistory,
                     request_deserializer=liveness_dot_v1_dot_activity__pb2.GetActivityHistoryRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_activity__pb2.GetActivityHistoryResponse.SerializeToString,
+            ),
+            'ListTaskQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTaskQueues,
+                    request_deserializer=liveness_dot_v1_dot_activity__pb2.ListTaskQueuesRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_activity__pb2.ListTaskQueuesResponse.SerializeToString,
+            ),
+            'BulkUpdateActivities': grpc.unary_unary_rpc_method_handler(
+                    servicer.BulkUpdateActivities,
+                    request_deserializer=liveness_dot_v1_dot_activity__pb2.BulkUpdateActivitiesRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_activity__pb2.BulkUpdateActivitiesResponse.SerializeToString,
             ),
             'ListActivities': grpc.unary_unary_rpc_method_handler(
                     servicer.ListActivities,
@@ -530,6 +566,60 @@ class ActivityService(object):
             '/liveness.v1.ActivityService/GetActivityHistory',
             liveness_dot_v1_dot_activity__pb2.GetActivityHistoryRequest.SerializeToString,
             liveness_dot_v1_dot_activity__pb2.GetActivityHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTaskQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.ActivityService/ListTaskQueues',
+            liveness_dot_v1_dot_activity__pb2.ListTaskQueuesRequest.SerializeToString,
+            liveness_dot_v1_dot_activity__pb2.ListTaskQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BulkUpdateActivities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.ActivityService/BulkUpdateActivities',
+            liveness_dot_v1_dot_activity__pb2.BulkUpdateActivitiesRequest.SerializeToString,
+            liveness_dot_v1_dot_activity__pb2.BulkUpdateActivitiesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -71,6 +71,14 @@ class ActivityServiceStub:
     DescribeActivity: _grpc.UnaryUnaryMultiCallable[_activity_pb2.DescribeActivityRequest, _activity_pb2.DescribeActivityResponse]
     GetActivityHistory: _grpc.UnaryUnaryMultiCallable[_activity_pb2.GetActivityHistoryRequest, _activity_pb2.GetActivityHistoryResponse]
     """Every attempt of an activity and every event about it, as far as events are kept (event_retention)."""
+    ListTaskQueues: _grpc.UnaryUnaryMultiCallable[_activity_pb2.ListTaskQueuesRequest, _activity_pb2.ListTaskQueuesResponse]
+    """The task queues of a namespace that have activities, polls, or anything in the last minute, over all nodes, by name. A
+    node that does not answer is left out.
+    """
+    BulkUpdateActivities: _grpc.UnaryUnaryMultiCallable[_activity_pb2.BulkUpdateActivitiesRequest, _activity_pb2.BulkUpdateActivitiesResponse]
+    """Retries or cancels all activities that a filter chooses. Each call looks at some of them; repeat it with next_page_token until
+    that is empty. An activity that another call changes meanwhile counts as refused.
+    """
     ListActivities: _grpc.UnaryUnaryMultiCallable[_activity_pb2.ListActivitiesRequest, _activity_pb2.ListActivitiesResponse]
     """Ordered by workflow_id, run_id and activity_id, byte by byte."""
     CancelActivity: _grpc.UnaryUnaryMultiCallable[_activity_pb2.CancelActivityRequest, _activity_pb2.CancelActivityResponse]
@@ -121,6 +129,14 @@ class ActivityServiceAsyncStub(ActivityServiceStub):
     DescribeActivity: _aio.UnaryUnaryMultiCallable[_activity_pb2.DescribeActivityRequest, _activity_pb2.DescribeActivityResponse]  # type: ignore[assignment]
     GetActivityHistory: _aio.UnaryUnaryMultiCallable[_activity_pb2.GetActivityHistoryRequest, _activity_pb2.GetActivityHistoryResponse]  # type: ignore[assignment]
     """Every attempt of an activity and every event about it, as far as events are kept (event_retention)."""
+    ListTaskQueues: _aio.UnaryUnaryMultiCallable[_activity_pb2.ListTaskQueuesRequest, _activity_pb2.ListTaskQueuesResponse]  # type: ignore[assignment]
+    """The task queues of a namespace that have activities, polls, or anything in the last minute, over all nodes, by name. A
+    node that does not answer is left out.
+    """
+    BulkUpdateActivities: _aio.UnaryUnaryMultiCallable[_activity_pb2.BulkUpdateActivitiesRequest, _activity_pb2.BulkUpdateActivitiesResponse]  # type: ignore[assignment]
+    """Retries or cancels all activities that a filter chooses. Each call looks at some of them; repeat it with next_page_token until
+    that is empty. An activity that another call changes meanwhile counts as refused.
+    """
     ListActivities: _aio.UnaryUnaryMultiCallable[_activity_pb2.ListActivitiesRequest, _activity_pb2.ListActivitiesResponse]  # type: ignore[assignment]
     """Ordered by workflow_id, run_id and activity_id, byte by byte."""
     CancelActivity: _aio.UnaryUnaryMultiCallable[_activity_pb2.CancelActivityRequest, _activity_pb2.CancelActivityResponse]  # type: ignore[assignment]
@@ -222,6 +238,26 @@ class ActivityServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_activity_pb2.GetActivityHistoryResponse, _abc.Awaitable[_activity_pb2.GetActivityHistoryResponse]]:
         """Every attempt of an activity and every event about it, as far as events are kept (event_retention)."""
+
+    @_abc_1.abstractmethod
+    def ListTaskQueues(
+        self,
+        request: _activity_pb2.ListTaskQueuesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_activity_pb2.ListTaskQueuesResponse, _abc.Awaitable[_activity_pb2.ListTaskQueuesResponse]]:
+        """The task queues of a namespace that have activities, polls, or anything in the last minute, over all nodes, by name. A
+        node that does not answer is left out.
+        """
+
+    @_abc_1.abstractmethod
+    def BulkUpdateActivities(
+        self,
+        request: _activity_pb2.BulkUpdateActivitiesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_activity_pb2.BulkUpdateActivitiesResponse, _abc.Awaitable[_activity_pb2.BulkUpdateActivitiesResponse]]:
+        """Retries or cancels all activities that a filter chooses. Each call looks at some of them; repeat it with next_page_token until
+        that is empty. An activity that another call changes meanwhile counts as refused.
+        """
 
     @_abc_1.abstractmethod
     def ListActivities(

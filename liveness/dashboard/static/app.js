@@ -20,6 +20,7 @@ import { Events } from './views/events.js';
 import { Nodes } from './views/nodes.js';
 import { Overview } from './views/overview.js';
 import { Progress } from './views/progress.js';
+import { Queues } from './views/queues.js';
 import { NoRegistry, Registry } from './views/registry.js';
 import { Tasks } from './views/tasks.js';
 import { Worker } from './views/worker.js';
@@ -34,6 +35,7 @@ const VIEWS = {
   registry: { view: Registry, title: 'Registry', needsNamespace: true, nothing: NoRegistry },
   activities: { view: Activities, title: 'Activities', needsNamespace: true },
   activity: { view: Activity, title: 'Activity', needsNamespace: true },
+  queues: { view: Queues, title: 'Queues', needsNamespace: true },
   progress: { view: Progress, title: 'Progress', needsNamespace: true },
   tasks: { view: Tasks, title: 'Tasks' },
   events: { view: Events, title: 'Events' },

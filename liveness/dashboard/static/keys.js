@@ -1,5 +1,5 @@
 // Keyboard shortcuts: "/" focuses the filter, "g" and a letter open a view, "?" shows help. Ignored while the user types.
-const VIEWS = { o: 'overview', w: 'workers', c: 'components', r: 'registry', a: 'activities', p: 'progress', t: 'tasks', e: 'events', n: 'nodes' };
+const VIEWS = { o: 'overview', w: 'workers', c: 'components', r: 'registry', a: 'activities', q: 'queues', p: 'progress', t: 'tasks', e: 'events', n: 'nodes' };
 const PREFIX_MS = 1_200;
 
 export const HELP = [
@@ -9,6 +9,7 @@ export const HELP = [
   ['g c', 'components'],
   ['g r', 'registry'],
   ['g a', 'activities'],
+  ['g q', 'queues'],
   ['g p', 'progress'],
   ['g t', 'tasks'],
   ['g e', 'events'],

@@ -21,7 +21,7 @@ const constant = (state) => `ACTIVITY_STATE_${state.toUpperCase().replaceAll(' '
 
 export function Activities({ ns, params }) {
   const chosen = listOf(params.state, STATES);
-  const filter = [ns, params.state, params.queue, params.worker];
+  const filter = [ns, params.state, params.queue, params.worker, params.type, params.id];
   const pages = usePages(filter);
   const query = {
     page_size: PAGE_SIZE,
@@ -29,6 +29,8 @@ export function Activities({ ns, params }) {
     'filter.states': chosen.map(constant),
     'filter.task_queue': params.queue,
     'filter.worker_instance_key': params.worker,
+    'filter.activity_type': params.type,
+    'filter.workflow_id_prefix': params.id,
   };
   const { answer, error, ask } = useListing(
     (signal) => get(inNamespace(ns, 'activities'), query, { signal }),
@@ -39,6 +41,8 @@ export function Activities({ ns, params }) {
   return html`<div class="stack">
     <header class="view-head"><h1 tabindex="-1">Activities</h1></header>
     <div class="tools">
+      <${Field} label="Workflow begins with" name="id" value=${params.id} type="search" />
+      <${Field} label="Type" name="type" value=${params.type} />
       <${Field} label="Task queue" name="queue" value=${params.queue} type="search" />
       <${Field} label="Held by worker" name="worker" value=${params.worker} />
       <${Chips} label="States" choices=${STATES} chosen=${chosen} onChange=${(next) => adjust({ state: next.join(',') })} />

@@ -1,0 +1,70 @@
+"""`liveness queues`: what waits in the task queues, who polls them, and how fast they move."""
+
+from __future__ import annotations
+
+import click
+
+from liveness.cli.client import Client, client_command
+from liveness.cli.durations import humanize_ms, to_ms
+from liveness.cli.output import print_json_array, print_note, print_table
+from liveness.cli.shared_options import SharedOptionsGroup
+from liveness.v1.activity_pb2 import ListTaskQueuesRequest, TaskQueue
+
+
+@click.group(cls=SharedOptionsGroup)
+def queues() -> None:
+    """Show what waits in task queues, who polls them, and how fast they move.
+
+    \b
+    Example:
+      liveness queues list
+    """
+
+
+@queues.command("list")
+@click.option(
+    "--sort",
+    type=click.Choice(("name", "available", "oldest")),
+    default="name",
+    show_default=True,
+    help="The order; the largest first, except for names.",
+)
+@client_command()
+def list_(client: Client, *, sort: str, as_json: bool) -> None:
+    """List the task queues of a namespace that have activities, polls or anything in the last minute.
+
+    \b
+    Examples:
+      liveness queues list
+      liveness queues list --sort oldest
+      liveness queues list --json | jq '.[] | select(.available > 0 and .polls == 0) | .task_queue'
+    """
+    request = ListTaskQueuesRequest(namespace=client.namespace)
+    found = list(client.call(client.activities.ListTaskQueues, request).task_queues)
+    if sort == "available":
+        found.sort(key=lambda queue: -queue.available)
+    elif sort == "oldest":
+        found.sort(key=lambda queue: -queue.oldest.ToMilliseconds())
+    if as_json:
+        print_json_array(found)
+    elif found:
+        columns = ("task queue", "available", "oldest", "waiting", "held", "pollers", "added/min", "started/min",
+                   "completed/min", "failed/min")  # fmt: skip
+        print_table(columns, [_row(queue) for queue in found])
+    else:
+        print_note(f"No task queue of namespace {client.namespace} has activities or polls.")
+
+
+def _row(queue: TaskQueue) -> tuple[object, ...]:
+    return (
+        queue.task_queue,
+        queue.available,
+        humanize_ms(to_ms(queue.oldest)) if queue.HasField("oldest") else "",
+        queue.waiting,
+        queue.held,
+        queue.pollers,
+        queue.added_per_minute,
+        queue.started_per_minute,
+        queue.completed_per_minute,
+        queue.failed_per_minute,
+    )
