@@ -137,7 +137,7 @@ def measure(plan):
             found,
             many.name,
             few.name,
-            Bar(sense=AT_MOST, value=15.0, of=OURS),
+            Bar(sense=AT_MOST, value=10.0, of=OURS, aim=5.0),
             ["kill -9, then a new process: interpreter, imports, rows, the log since the last checkpoint"],
             {"workers": many.actual, "memory then, bytes per worker": _memory_again(few, many)},
         )
@@ -166,7 +166,7 @@ def _rates(plan, fleets):
             {side: found[side] for side in dict.fromkeys((fleet.name, base))},
             fleet.name,
             base,
-            Bar(sense=AT_LEAST, value=0.9) if fleet is fleets[-1] else None,
+            Bar(sense=AT_LEAST, value=0.8, aim=0.95) if fleet is fleets[-1] else None,
             ["batches of 100 workers drawn from all of them, from a grpc.aio client"],
             {
                 "workers": fleet.actual,
@@ -202,7 +202,7 @@ def _memory(fleets):
         found,
         many.name,
         fewer.name,
-        Bar(sense=AT_MOST, value=1_024.0, of=OURS),
+        Bar(sense=AT_MOST, value=800.0, of=OURS, aim=400.0),
         [
             (
                 "once per size: the difference of resident memory over the difference of workers, as they registered; "

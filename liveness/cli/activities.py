@@ -8,12 +8,30 @@ from typing import BinaryIO, TypeVar
 import click
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from liveness.cli.activity_output import activity_fields, activity_name, activity_row, state_name
-from liveness.cli.client import Client, Milliseconds, client_command, confirm, confirm_option, limit_option
+from liveness.cli.activity_output import activity_fields, activity_name, activity_row, attempt_row, state_name
+from liveness.cli.client import (
+    Client,
+    Milliseconds,
+    Moment,
+    client_command,
+    confirm,
+    confirm_option,
+    limit_option,
+)
 from liveness.cli.durations import from_ms
 from liveness.cli.errors import CommandError, UsageError
-from liveness.cli.output import print_fields, print_json, print_json_array, print_note, to_json
+from liveness.cli.event_text import describe_event
+from liveness.cli.output import (
+    format_time,
+    print_fields,
+    print_json,
+    print_json_array,
+    print_note,
+    print_table,
+    to_json,
+)
 from liveness.cli.payloads import activity_to_json, guess_encoding
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.activity_pb2 import (
@@ -23,11 +41,14 @@ from liveness.v1.activity_pb2 import (
     ActivityTimeouts,
     CancelActivityRequest,
     DescribeActivityRequest,
+    GetActivityHistoryRequest,
     ListActivitiesRequest,
+    Priority,
     RetryActivityRequest,
     RetryPolicy,
     ScheduleActivityRequest,
 )
+from liveness.v1.event_pb2 import Event
 
 STATES = {
     name.removeprefix("ACTIVITY_STATE_").lower().replace("_", "-"): number
@@ -167,6 +188,42 @@ def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool
 
 
 @activities.command()
+@activity_options
+@click.option("--traces", is_flag=True, help="Show where each failed attempt failed.")
+@client_command()
+def history(client: Client, *, names: tuple[str, ...], kind: str, traces: bool, as_json: bool) -> None:
+    """Show every attempt of an activity, and who moved it when and why.
+
+    \b
+    Examples:
+      liveness activities history photo-17 --type resize
+      liveness activities history order-1 run-1 charge --traces
+    """
+    id = existing_activity_id(names, kind)
+    request = GetActivityHistoryRequest(namespace=client.namespace, id=id)
+    response = _call_with_hint(client, client.activities.GetActivityHistory, request, id)
+    if as_json:
+        print_json(to_json(response))
+        return
+    if response.is_cut:
+        print_note("There are older events; these are the newest.")
+    if response.attempts:
+        columns = ("attempt", "worker", "epoch", "started", "took", "outcome", "reason")
+        print_table(columns, [attempt_row(attempt) for attempt in response.attempts])
+    else:
+        print_note(f"No worker has held activity {activity_name(id)} yet.")
+    for attempt in response.attempts if traces else ():
+        if attempt.stack_trace:
+            click.echo(f"\nAttempt {attempt.attempt}:\n{attempt.stack_trace.rstrip()}")
+    click.echo()
+    print_table(("time", "event"), [_history_row(event) for event in response.events])
+
+
+def _history_row(event: Event) -> tuple[object, ...]:
+    return format_time(event, "time"), str(describe_event(event))
+
+
+@activities.command()
 @names_argument
 @click.option(
     "--type", "kind", required=True, metavar="NAME", help="The type, which selects the handler in the worker."
@@ -199,6 +256,28 @@ def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool
 )
 @click.option("--delay", "delay_ms", type=Milliseconds(), help="Make it available only after this time.")
 @click.option(
+    "--start-at", "start", type=Moment(), help="Make it available at this time: 2026-12-24T18:00:00+01:00."
+)
+@click.option(
+    "--priority",
+    type=click.IntRange(1, 5),
+    default=3,
+    show_default=True,
+    help="Lower ones are handed out first.",
+)
+@click.option(
+    "--fairness-key",
+    default="",
+    metavar="NAME",
+    help="Keys of one priority are served by turns, such as tenants.",
+)
+@click.option(
+    "--fairness-weight",
+    type=click.FloatRange(0.001, 1000),
+    default=1.0,
+    help="How many turns the key gets.  [default: 1]",
+)
+@click.option(
     "--max-attempts",
     type=click.IntRange(0, INT32_MAX),
     default=0,
@@ -230,6 +309,10 @@ def schedule(
     input_file: BinaryIO | None,
     input_encoding: str | None,
     delay_ms: int | None,
+    start: Timestamp | None,
+    priority: int,
+    fairness_key: str,
+    fairness_weight: float,
     max_attempts: int,
     max_worker_deaths: int | None,
     initial_interval: int | None,
@@ -273,6 +356,8 @@ def schedule(
             start_to_close_timeout=_optional(start_to_close),
             heartbeat_timeout=_optional(heartbeat_timeout),
         ),
+        start_time=start,
+        priority=Priority(priority_key=priority, fairness_key=fairness_key, fairness_weight=fairness_weight),
     )
     response = client.call(client.activities.ScheduleActivity, request)
     if as_json:
@@ -336,8 +421,9 @@ def cancel(
 
 @activities.command()
 @activity_options
+@click.option("--reason", default="", metavar="TEXT", help="The reason; shown in the activity's history.")
 @client_command()
-def retry(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -> None:
+def retry(client: Client, *, names: tuple[str, ...], kind: str, reason: str, as_json: bool) -> None:
     """Make a quarantined or failed activity available again, with its failures reset.
 
     \b
@@ -345,7 +431,7 @@ def retry(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -
       liveness activities retry photo-17 --type resize
     """
     id = existing_activity_id(names, kind)
-    request = RetryActivityRequest(namespace=client.namespace, id=id)
+    request = RetryActivityRequest(namespace=client.namespace, id=id, reason=reason)
     response = _call_with_hint(client, client.activities.RetryActivity, request, id)
     if as_json:
         print_json(to_json(response))

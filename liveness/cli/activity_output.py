@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from liveness.cli.durations import format_ms, to_ms
+from liveness.cli.durations import format_ms, humanize_ms, to_ms
 from liveness.cli.output import enum_name, format_age, format_time, format_time_left, payload_text
 from liveness.cli.payloads import described_payload
 from liveness.v1.activity_pb2 import (
     ACTIVITY_STATE_STARTED,
     ACTIVITY_STATE_WAITING,
     Activity,
+    ActivityAttempt,
     ActivityId,
     ActivityState,
+    AttemptOutcome,
+    Priority,
     RetryPolicy,
     TimeoutType,
 )
@@ -65,12 +68,28 @@ def activity_fields(activity: Activity) -> list[tuple[str, object]]:
         ("time is over", _timeout_text(activity)),
         ("last heartbeat", format_age(activity, "last_heartbeat_time")),
         ("progress", _progress_text(activity)),
+        ("priority", _priority_text(activity.priority) if activity.HasField("priority") else ""),
         ("retries", _retry_policy_text(activity.retry_policy) if activity.HasField("retry_policy") else ""),
         ("shard", activity.shard_id),
         ("input", described_payload(activity.input, activity.input_encoding)),
         ("result", described_payload(activity.result, activity.result_encoding)),
         ("token", payload_text(activity.token)),
     ]
+
+
+def attempt_row(attempt: ActivityAttempt) -> tuple[object, ...]:
+    took = ""
+    if attempt.HasField("start_time") and attempt.HasField("end_time"):
+        took = humanize_ms(attempt.end_time.ToMilliseconds() - attempt.start_time.ToMilliseconds())
+    return (
+        attempt.attempt,
+        attempt.worker_instance_key,
+        attempt.lease_epoch,
+        format_time(attempt, "start_time"),
+        took,
+        enum_name(AttemptOutcome, attempt.outcome).lower().replace("_", " "),
+        attempt.message,
+    )
 
 
 def _state_text(activity: Activity) -> str:
@@ -92,6 +111,12 @@ def _timeout_text(activity: Activity) -> str:
         return ""
     limit = enum_name(TimeoutType, activity.next_timeout_type).lower().replace("_", " ")
     return f"{format_time_left(activity, 'timeout_time')} ({limit})"
+
+
+def _priority_text(priority: Priority) -> str:
+    key = priority.fairness_key
+    weight = f", weight {priority.fairness_weight:g}" if priority.fairness_weight != 1 else ""
+    return f"{priority.priority_key}" + (f"; fairness key {key}{weight}" if key else weight)
 
 
 def _progress_text(activity: Activity) -> str:

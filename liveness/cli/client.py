@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import click
 import grpc
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.cli import durations
 from liveness.cli.errors import CommandError, UsageError
@@ -314,6 +316,23 @@ class Milliseconds(click.ParamType[int]):
         if ms is None:
             self.fail(f"{value!r} is not {durations.DURATION_RULE}.", param, ctx)
         return ms
+
+
+class Moment(click.ParamType[Timestamp]):
+    """A time with its zone; without one, in the zone of this machine."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Timestamp:
+        if isinstance(value, Timestamp):
+            return value
+        try:
+            moment = datetime.fromisoformat(value).astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a time such as 2026-12-24T18:00:00+01:00.", param, ctx)
+        stamp = Timestamp()
+        stamp.FromDatetime(moment)
+        return stamp
 
 
 def client_command(

@@ -399,7 +399,7 @@ def _scheduled(event: Event, data: Data) -> EventText:
     return EventText(
         EventTone.PROGRESS,
         _event_activity_name(event, data),
-        f"was scheduled{kind} on task queue {data['task_queue']}{due}",
+        f"was scheduled{kind} on task queue {data['task_queue']}{_by(data)}{due}",
     )
 
 
@@ -408,7 +408,7 @@ def _started(event: Event, data: Data) -> EventText:
 
 
 def _heartbeat_recorded(event: Event, data: Data) -> EventText:
-    told = " and told how far it has come" if data["details"] is not None else ""
+    told = " and told how far it has come" if data.get("heartbeat_details") is not None else ""
     return EventText(
         EventTone.MINOR, _event_activity_name(event, data), f"is at work (attempt {data['attempt']}){told}"
     )
@@ -448,7 +448,7 @@ def _cancelled(event: Event, data: Data) -> EventText:
     return EventText(
         EventTone.OPERATOR,
         _event_activity_name(event, data),
-        f"was cancelled{_reason_suffix(data['reason'])}",
+        f"was cancelled{_by(data)}{_reason_suffix(data['reason'])}",
     )
 
 
@@ -466,6 +466,7 @@ def _released(event: Event, data: Data) -> EventText:
 
 def _made_available(event: Event, data: Data) -> EventText:
     fresh = f", with a fresh start{_by(data, ' by order of ')}" if data.get("fresh") else ""
+    fresh += _reason_suffix(data.get("reason", ""))
     return EventText(
         EventTone.PROGRESS,
         _event_activity_name(event, data),

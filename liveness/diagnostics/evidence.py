@@ -55,7 +55,8 @@ class EvidenceCollector:
             self.heartbeat_history.forget(before.number)
 
     def record_death(self, key: WorkerKey, worker: Worker) -> None:
-        self.sources.recent_deaths.record_death(key, worker.profile.host_name, worker.profile.build_id)
+        profile = worker.shared.profile
+        self.sources.recent_deaths.record_death(key, profile.host_name, profile.build_id)
 
     def withdraw_death(self, key: WorkerKey) -> None:
         self.sources.recent_deaths.withdraw_death(key)

@@ -32,11 +32,11 @@ class HeartbeatHistory:
         for number, (_, at_ms, _, _) in zip(*batch, strict=True):
             if at_ms != last_ms:  # those of one call share it
                 last_ms, newest = at_ms, at_ms + wall_offset_ms << _TOP_SHIFT
-            try:
-                times[number] = newest | times[number] >> _BITS
-            except KeyError:
-                if len(times) < self._workers_max:
-                    times[number] = newest
+            earlier = times.get(number)
+            if earlier is not None:
+                times[number] = newest | earlier >> _BITS
+            elif len(times) < self._workers_max:
+                times[number] = newest
 
     def start_lease(self, number: int, wall_ms: int) -> None:
         """Replace the history by the heartbeat that began the lease."""

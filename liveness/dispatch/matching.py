@@ -17,15 +17,15 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from math import ceil
+from operator import itemgetter
 
 import structlog
 
 from liveness.background import BackgroundTasks
 from liveness.clock import wait_or_timeout
+from liveness.dispatch.available_activities import ActivityTypes, AvailableActivities
 from liveness.dispatch.ownership import ActivityOwnership
 from liveness.dispatch.queue_index import (
-    ActivityTypes,
-    AvailableActivities,
     GroupedEntries,
     Offer,
     RemoteOffers,
@@ -139,12 +139,12 @@ class Matching(NodeListener):
 
     def shard_opened(self, shard: Shard) -> None:
         waiting = [
-            (activity.since_ms, key, activity.task_queue, activity.type)
+            (activity.since_ms, key, activity)
             for key, activity in shard.activities.items()
             if activity.state is ActivityState.AVAILABLE
         ]
-        for _, key, task_queue, activity_type in sorted(waiting):
-            self._offer(key, task_queue, activity_type)
+        for _, key, activity in sorted(waiting, key=itemgetter(0, 1)):
+            self._offer(key, activity)
 
     def shard_closed(self, shard: Shard) -> None:
         """Forget the shard's activities, and end the polls of its workers: another node serves both from now on."""
@@ -164,7 +164,7 @@ class Matching(NodeListener):
         for part in commits:
             for key, activity in part.commit.activities.items():
                 if activity.state is ActivityState.AVAILABLE:
-                    self._offer(key, activity.task_queue, activity.type)
+                    self._offer(key, activity)
                 else:
                     self._withdraw_offer(key, activity.task_queue)
             for worker in part.changed_orders:
@@ -174,10 +174,10 @@ class Matching(NodeListener):
                     # The worker may be below its quota again.
                     self._recheck_worker(WorkerKey(entry.namespace or "", entry.worker))
 
-    def _offer(self, key: ActivityKey, task_queue: str, activity_type: str) -> None:
-        name = key.namespace, task_queue
+    def _offer(self, key: ActivityKey, activity: Activity) -> None:
+        name, activity_type = (key.namespace, activity.task_queue), activity.type
         queue = self._queue(name)
-        is_first_of_type = queue.available.add(key, activity_type)
+        is_first_of_type = queue.available.add(key, activity_type, activity.priority)
         if is_first_of_type and not queue.polls_for(lambda types: types is None or activity_type in types):
             self._announce([Offer(*name, activity_type)])
         self._mark_ready(name)
@@ -233,7 +233,7 @@ class Matching(NodeListener):
         queue.note_attended(types, self._node.clock.monotonic_ms())
         wanted = self._first_available(queue, task_queue, limit, types)
         for key in wanted:
-            queue.available.discard(key)
+            queue.available.discard(key, was_handed_out=True)
         handed: list[tuple[ActivityKey, Activity]] = []
         try:
             if wanted:
@@ -242,7 +242,7 @@ class Matching(NodeListener):
             handed_keys = {key for key, _ in handed}
             for key in wanted:
                 if key not in handed_keys and (activity := self._find_available(key)) is not None:
-                    self._offer(key, task_queue, activity.type)
+                    self._offer(key, activity)
         return [activity for _, activity in handed]
 
     def available_activities(self, namespace: str, task_queue: str) -> list[Activity]:
@@ -312,7 +312,7 @@ class Matching(NodeListener):
             raise ShuttingDown
         worker = self._node.shard(*worker_key).describe(worker_key)
         worker_control.check_lease_is_live(worker_key, worker, session_id)
-        name = task_queue or worker.profile.task_queue
+        name = task_queue or worker.shared.profile.task_queue
         if not name:
             raise InvalidField(field="task_queue", rule="must be set when the worker has no task_queue")
         if len(self._polls.get(worker_key, ())) >= POLLS_PER_WORKER_MAX:
@@ -471,7 +471,7 @@ class Matching(NodeListener):
                 continue  # all of these types were outdated and have left the queue; another poll may have a match
             poll.assigned = self._ownership.hand_out(keys, poll.worker, poll.session_id)
             for key, _ in poll.assigned:
-                queue.available.discard(key)
+                queue.available.discard(key, was_handed_out=True)
             if poll.assigned:
                 queue.polls.discard(poll.types, poll)
                 poll.completion.set_result(None)

@@ -33,6 +33,7 @@ from liveness.domain.activity_decider import (
     ActivitySpec,
     AttemptHolder,
     HeartbeatDetails,
+    Start,
     current_holder,
     fenced_off_error,
 )
@@ -164,12 +165,14 @@ class ActivityOwnership:
 
     # -- starting attempts
 
-    async def schedule(self, key: ActivityKey, spec: ActivitySpec, delay_ms: int) -> tuple[bool, Activity]:
+    async def schedule(
+        self, key: ActivityKey, spec: ActivitySpec, start: Start = decide.AT_ONCE, by: str = ""
+    ) -> tuple[bool, Activity]:
         """Returns whether the activity is new, and the activity."""
         for _ in range(ADMIT_TRIES_MAX):
             await self.load([key])
             shard = self.shard(key)
-            events = decide.schedule(key.id, shard.activities.get(key), spec, shard.now_ms(), delay_ms)
+            events = decide.schedule(key.id, shard.activities.get(key), spec, shard.now_ms(), start, by)
             if not events or await self._admit(shard, key.namespace, len(spec.input)):
                 activity = shard.change_activity(key, events)
                 assert activity is not None
@@ -388,6 +391,7 @@ class ActivityOwnership:
         after_ms: int | None,
         quarantine: bool = False,
         details: HeartbeatDetails | None = None,
+        stack_trace: str = "",
     ) -> Activity:
         def decision(shard: Shard, activity: Activity) -> ActivityEvents:
             return decide.fail(
@@ -399,6 +403,7 @@ class ActivityOwnership:
                 after_ms=after_ms,
                 quarantine=quarantine,
                 details=details,
+                stack_trace=stack_trace,
             )
 
         return await self._end_attempt(key, holder, decision)
@@ -409,10 +414,10 @@ class ActivityOwnership:
 
         return await self._end_attempt(key, holder, decision)
 
-    async def cancel(self, key: ActivityKey, reason: str) -> bool:
+    async def cancel(self, key: ActivityKey, reason: str, by: str = "") -> bool:
         """Returns whether a worker held the activity and is told to stop."""
         shard, activity = await self._load_activity(key)
-        shard.change_activity(key, decide.cancel(activity, reason, shard.now_ms()))
+        shard.change_activity(key, decide.cancel(activity, reason, shard.now_ms(), by))
         if activity.worker:
             try:
                 worker = self._bindings_of(WorkerKey(key.namespace, activity.worker))
@@ -423,10 +428,10 @@ class ActivityOwnership:
         await self._node.wait_durable(shard)
         return False
 
-    async def retry(self, key: ActivityKey, by: str = "") -> Activity:
+    async def retry(self, key: ActivityKey, by: str = "", reason: str = "") -> Activity:
         for _ in range(ADMIT_TRIES_MAX):
             shard, activity = await self._load_activity(key)
-            events = decide.restart(activity, shard.now_ms(), by)
+            events = decide.restart(activity, shard.now_ms(), by, reason)
             if is_open(activity) or await self._admit(shard, key.namespace, payload_bytes(activity)):
                 after = shard.change_activity(key, events)
                 assert after is not None

@@ -1,4 +1,4 @@
-"""The contents of a task queue by activity type: available activities, waiting polls, and offers of other nodes.
+"""The contents of a task queue by activity type, beside its available activities: waiting polls, and offers of other nodes.
 
 A poll may name the types that its worker can run. Each class here answers in the order of arrival, and looks at no entry
 of a type that was not asked for, so that a backlog of one type costs the polls for another type nothing.
@@ -13,10 +13,7 @@ from itertools import count
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from liveness.domain.keys import ActivityKey
-
-ActivityTypes = frozenset[str] | None
-"""The types that a poll is for; None for all."""
+from liveness.dispatch.available_activities import ActivityTypes
 
 Entry = TypeVar("Entry", bound=Hashable)
 GroupName = TypeVar("GroupName", bound=Hashable)
@@ -77,60 +74,6 @@ class GroupedEntries(Generic[GroupName, Entry]):
         if len(groups) == 1:
             return iter(groups[0])
         return map(itemgetter(0), merge(*(group.items() for group in groups), key=itemgetter(1)))
-
-
-class AvailableActivities:
-    __slots__ = ("_by_type", "_types")
-
-    def __init__(self) -> None:
-        self._by_type: GroupedEntries[str, ActivityKey] = GroupedEntries()
-        self._types: OrderedDict[ActivityKey, str] = OrderedDict()
-        """The type of each activity, in order of arrival over all types: a poll for all types need not merge the groups."""
-
-    def __len__(self) -> int:
-        return len(self._types)
-
-    def __iter__(self) -> Iterator[ActivityKey]:
-        return iter(self._types)
-
-    def __contains__(self, key: ActivityKey) -> bool:
-        return key in self._types
-
-    def add(self, key: ActivityKey, activity_type: str) -> bool:
-        """Returns whether it is the first of its type."""
-        if self._types.get(key, activity_type) != activity_type:
-            self.discard(key)  # the key was used for another activity before
-        self._types[key] = activity_type
-        return self._by_type.add(activity_type, key)
-
-    def discard(self, key: ActivityKey) -> None:
-        activity_type = self._types.pop(key, None)
-        if activity_type is not None:
-            self._by_type.discard(activity_type, key)
-
-    def type_of(self, key: ActivityKey) -> str:
-        return self._types[key]
-
-    @property
-    def types(self) -> Collection[str]:
-        return self._by_type.group_names()
-
-    def has_any(self, types: ActivityTypes) -> bool:
-        return bool(self._types) and (types is None or not types.isdisjoint(self._by_type.group_names()))
-
-    def count(self, types: ActivityTypes) -> int:
-        return (
-            len(self._types)
-            if types is None
-            else sum(self._by_type.group_size(name) for name in self._present(types))
-        )
-
-    def in_order(self, types: ActivityTypes) -> Iterator[ActivityKey]:
-        """The activities of these types, oldest first. Must not be continued after a change."""
-        return iter(self._types) if types is None else self._by_type.in_order(self._present(types))
-
-    def _present(self, types: frozenset[str]) -> Collection[str]:
-        return self._by_type.group_names() & types  # type: ignore[operator, no-any-return]
 
 
 class RemoteOffers:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from liveness.dispatch.queue_index import ActivityTypes
+from liveness.dispatch.available_activities import ActivityTypes
 from liveness.dispatch.worker_bindings import Binding, HolderView, LocalWorkerBindings, holder_view
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import AttemptHolder

@@ -92,7 +92,7 @@ def _holder_view(worker_shard: Shard, worker: Worker, id: ActivityId) -> HolderV
         bound.attempt if bound is not None else 0,
         unconfirmed=worker.standing.handed.get(id) is False,
         silent_ms=worker_shard.now_ms() - worker.renewed_ms,
-        task_queue=worker.profile.task_queue,
+        task_queue=worker.shared.profile.task_queue,
         principal=worker.principal,
         session_id=worker.session_id,
     )

@@ -21,6 +21,7 @@ from functools import singledispatch
 from typing import NamedTuple
 
 from liveness.domain.events import (
+    DEFAULT_PRIORITY,
     NO_LIMITS,
     ActivityAttemptFailed,
     ActivityCancelled,
@@ -38,6 +39,7 @@ from liveness.domain.events import (
     ActivityStarted,
     ActivityTimedOut,
     AttemptEnded,
+    Priority,
     Retry,
     TimeLimit,
     TimeLimits,
@@ -47,6 +49,7 @@ from liveness.domain.reactions import ActivityDueTask, VerifyDispatchTask
 from liveness.domain.worker import BoundActivity
 
 REMEMBERED_RELEASES_MAX = 32
+START_LOOK_MS_MIN, START_LOOK_MS_MAX = 1_000, 300_000
 ATTEMPT_MAX = 2_000_000_000
 """The highest attempt that is handed out, or that a worker may declare. It is far enough below 2^31, the limit of the API,
 that the number after it fits too."""
@@ -136,6 +139,9 @@ class Activity(NamedTuple):
     details_encoding: str = ""
     details_wall_ms: int = 0
     """When; 0 if no attempt has reported details."""
+    start_wall_ms: int = 0
+    """WAITING for its absolute start: the wall time of it. 0 otherwise."""
+    priority: Priority = DEFAULT_PRIORITY
     timed_out: str = ""
     """The `TimeLimit` that ended the last attempt, or the activity; empty if none did."""
 
@@ -181,12 +187,35 @@ def limit_ends(activity: Activity) -> list[LimitEnd]:
 _UNDER_WAY = (ActivityState.WAITING, ActivityState.AVAILABLE, ActivityState.STARTED)
 
 
-def activity_timer_ms(activity: Activity) -> int | None:
-    """When to look at the activity: it becomes available, is to be verified, or a time limit is over."""
+def activity_timer_ms(activity: Activity, now_ms: int, wall_ms: int) -> int | None:
+    """When to look at the activity: it becomes available, is to be verified, or a time limit is over. `now_ms` on its shard's
+    clock and `wall_ms` are the same moment."""
     times = [end.end_ms for end in limit_ends(activity)]
-    if activity.state in (ActivityState.STARTED, ActivityState.WAITING):
+    if activity.state is ActivityState.WAITING:
+        times.append(due_look_ms(activity, now_ms, wall_ms))
+    elif activity.state is ActivityState.STARTED:
         times.append(activity.due_ms)
     return min(times, default=None)
+
+
+def due_look_ms(activity: Activity, now_ms: int, wall_ms: int) -> int:
+    """When to look whether a WAITING activity is due.
+
+    An absolute start is a wall time. The shard's clock stands still during outages and stalls, and wall clocks jump, so that
+    nobody knows when it will be on that clock. A look after half of the time that is left, at the least a second, sees each start
+    at most a second late, whatever the two clocks did in the first half, and costs few looks."""
+    if not activity.start_wall_ms:
+        return activity.due_ms
+    left_ms = max(activity.start_wall_ms - wall_ms, 0)
+    return now_ms + (
+        left_ms
+        if left_ms <= START_LOOK_MS_MIN
+        else min(max(left_ms // 2, START_LOOK_MS_MIN), START_LOOK_MS_MAX)
+    )
+
+
+def is_due(activity: Activity, now_ms: int, wall_ms: int) -> bool:
+    return wall_ms >= activity.start_wall_ms if activity.start_wall_ms else now_ms >= activity.due_ms
 
 
 def activity_timer(key: ActivityKey, activity: Activity) -> VerifyDispatchTask | ActivityDueTask | None:
@@ -214,10 +243,12 @@ def _heard(activity: Activity | None, event: ActivityHeartbeatRecorded, wall_ms:
     if activity is None or activity.state is not ActivityState.STARTED:
         raise ImpossibleActivityEvent("ActivityHeartbeatRecorded about an activity that nobody holds")
     heard = activity._replace(heard_ms=event.at_ms, heard_wall_ms=wall_ms)
-    if event.details is None:
+    if event.heartbeat_details is None:
         return heard
     return heard._replace(
-        details=event.details, details_encoding=event.details_encoding, details_wall_ms=wall_ms
+        details=event.heartbeat_details,
+        details_encoding=event.heartbeat_details_encoding,
+        details_wall_ms=wall_ms,
     )
 
 
@@ -235,6 +266,7 @@ def _next_state(activity: Activity | None, event: ActivityEvent, workflow_id: st
 
 def _scheduled(event: ActivityScheduled, workflow_id: str) -> Activity:
     later = event.due_ms > event.at_ms
+    has_start = later and event.start_wall_ms > 0
     return Activity(
         id=ActivityId(workflow_id, event.run_id, event.activity_id),
         state=ActivityState.WAITING if later else ActivityState.AVAILABLE,
@@ -249,7 +281,10 @@ def _scheduled(event: ActivityScheduled, workflow_id: str) -> Activity:
         since_ms=event.at_ms,
         due_ms=event.due_ms if later else 0,
         limits=event.limits if any(event.limits) else NO_LIMITS,
-        close_by_ms=_close_by_ms(event.limits, max(event.due_ms, event.at_ms)),
+        # With an absolute start, nobody knows yet when that is on the shard's clock.
+        close_by_ms=0 if has_start else _close_by_ms(event.limits, max(event.due_ms, event.at_ms)),
+        start_wall_ms=event.start_wall_ms if has_start else 0,
+        priority=event.priority if event.priority != DEFAULT_PRIORITY else DEFAULT_PRIORITY,
     )
 
 
@@ -320,6 +355,7 @@ def _(event: ActivityTimedOut, activity: Activity) -> Activity:
         since_ms=event.at_ms,
         due_ms=event.due_ms,
         failures=activity.failures + was_held,
+        start_wall_ms=0,
         deaths=0,
         last_failure=event.message,
         timed_out=event.limit.value,
@@ -389,11 +425,11 @@ def _(event: ActivityMadeAvailable, activity: Activity) -> Activity:
     available = activity._replace(
         state=ActivityState.AVAILABLE, attempt=event.attempt, since_ms=event.at_ms, due_ms=0
     )
-    if not event.fresh:
-        return available
-    return available._replace(
-        failures=0, deaths=0, timed_out="", close_by_ms=_close_by_ms(activity.limits, event.at_ms)
-    )
+    if activity.start_wall_ms or event.fresh:
+        available = available._replace(
+            start_wall_ms=0, close_by_ms=_close_by_ms(activity.limits, event.at_ms)
+        )
+    return available._replace(failures=0, deaths=0, timed_out="") if event.fresh else available
 
 
 @_evolve.register

@@ -14,6 +14,7 @@ from liveness.domain.activity import (
     ActivityState,
     LimitEnd,
     ReleasedAttempt,
+    is_due,
 )
 from liveness.domain.errors import (
     ActivityDiffers,
@@ -24,6 +25,7 @@ from liveness.domain.errors import (
 )
 from liveness.domain.errors import ActivityFinished as ActivityFinishedError
 from liveness.domain.events import (
+    DEFAULT_PRIORITY,
     NO_LIMITS,
     ActivityAttemptFailed,
     ActivityCancelled,
@@ -40,6 +42,7 @@ from liveness.domain.events import (
     ActivityScheduled,
     ActivityStarted,
     ActivityTimedOut,
+    Priority,
     Retry,
     TimeLimit,
     TimeLimits,
@@ -60,6 +63,18 @@ class ActivitySpec(NamedTuple):
     retry: Retry
     input_encoding: str = ""
     limits: TimeLimits = NO_LIMITS
+    priority: Priority = DEFAULT_PRIORITY
+
+
+class Start(NamedTuple):
+    """When a new activity becomes available."""
+
+    delay_ms: int = 0
+    wall_ms: int = 0
+    """The absolute start; 0 for none. `delay_ms` is the time until then."""
+
+
+AT_ONCE = Start()
 
 
 class HeartbeatDetails(NamedTuple):
@@ -90,11 +105,11 @@ def _id_fields(id: ActivityId) -> dict[str, Any]:
 
 
 def schedule(
-    id: ActivityId, activity: Activity | None, spec: ActivitySpec, at_ms: int, delay_ms: int
+    id: ActivityId, activity: Activity | None, spec: ActivitySpec, at_ms: int, start: Start, by: str = ""
 ) -> ActivityEvents:
     """Schedule a new activity. Scheduling it again with the same spec changes nothing."""
     if activity is None:
-        return (_scheduled(id, spec, at_ms, at_ms + delay_ms),)
+        return (_scheduled(id, spec, at_ms, start, by),)
     known = (activity.type, activity.task_queue, activity.input, activity.retry)
     for name, given, kept in zip(
         ("type", "task queue", "input", "retry policy"), spec[:4], known, strict=True
@@ -103,16 +118,21 @@ def schedule(
             raise ActivityDiffers(activity=format_activity_id(id), what=name)
     if spec.limits != activity.limits:
         raise ActivityDiffers(activity=format_activity_id(id), what="time limits")
+    if spec.priority != activity.priority:
+        raise ActivityDiffers(activity=format_activity_id(id), what="priority")
     # A client that names no encoding, as older ones do, may repeat what another client scheduled.
     if spec.input_encoding and activity.input_encoding not in ("", spec.input_encoding):
         raise ActivityDiffers(activity=format_activity_id(id), what="input encoding")
     return ()
 
 
-def _scheduled(id: ActivityId, spec: ActivitySpec, at_ms: int, due_ms: int) -> ActivityScheduled:
+def _scheduled(
+    id: ActivityId, spec: ActivitySpec, at_ms: int, start: Start = AT_ONCE, by: str = ""
+) -> ActivityScheduled:
     return ActivityScheduled(
         **_id_fields(id), activity_type=spec.type, task_queue=spec.task_queue, input=spec.input, retry=spec.retry,
-        at_ms=at_ms, due_ms=due_ms, input_encoding=spec.input_encoding, limits=spec.limits,
+        at_ms=at_ms, due_ms=at_ms + start.delay_ms, input_encoding=spec.input_encoding, limits=spec.limits,
+        start_wall_ms=start.wall_ms, priority=spec.priority, by=by,
     )  # fmt: skip
 
 
@@ -156,7 +176,7 @@ def claim(
     """Give a worker an activity that it found by itself. Repeating the claim in the same lease changes nothing."""
     if activity is None:
         return (
-            _scheduled(id, spec, at_ms, at_ms),
+            _scheduled(id, spec, at_ms),
             _started(id, worker, epoch, floor, at_ms, verify_ms),
         )
     if activity.state is ActivityState.AVAILABLE:
@@ -194,8 +214,8 @@ def _heartbeat_recorded(
         **_id_fields(activity.id),
         attempt=activity.attempt,
         at_ms=at_ms,
-        details=None if details is None else details.data,
-        details_encoding="" if details is None else details.encoding,
+        heartbeat_details=None if details is None else details.data,
+        heartbeat_details_encoding="" if details is None else details.encoding,
     )
 
 
@@ -257,29 +277,34 @@ def fail(
     after_ms: int | None = None,
     quarantine: bool = False,
     details: HeartbeatDetails | None = None,
+    stack_trace: str = "",
 ) -> ActivityEvents:
     """`quarantine`: an operator decides what becomes of the activity."""
     if _is_repeated_end(activity, holder, ActivityAttemptFailed, ActivityFailed):
         return ()
     _check_held(activity, holder)
     retry = activity.retry or Retry()
-    end_fields = _end_fields(activity, holder, at_ms)
+    end_fields = {
+        **_end_fields(activity, holder, at_ms),
+        "message": message,
+        "stack_trace": stack_trace,
+    }
     failures = activity.failures + 1
     heard = () if details is None else (_heartbeat_recorded(activity, details, at_ms),)
     if quarantine:
         return (
             *heard,
-            ActivityAttemptFailed(**end_fields, message=message, due_ms=at_ms),
+            ActivityAttemptFailed(**end_fields, due_ms=at_ms),
             ActivityQuarantined(**_id_fields(activity.id), deaths=0, at_ms=at_ms),
         )
     if not retryable or _has_exhausted_retries(retry, failures):
-        return (*heard, ActivityFailed(**end_fields, message=message))
+        return (*heard, ActivityFailed(**end_fields))
     if after_ms is None:
         after_ms = backoff_ms(retry, failures)
     if 0 < activity.close_by_ms <= at_ms + after_ms:
         # The limit would end the activity before its next attempt could start.
-        return (*heard, ActivityFailed(**end_fields, message=message))
-    return (*heard, ActivityAttemptFailed(**end_fields, message=message, due_ms=at_ms + after_ms))
+        return (*heard, ActivityFailed(**end_fields))
+    return (*heard, ActivityAttemptFailed(**end_fields, due_ms=at_ms + after_ms))
 
 
 def give_back(activity: Activity, holder: AttemptHolder, reason: str, at_ms: int) -> ActivityEvents:
@@ -343,15 +368,15 @@ def _has_exhausted_retries(retry: Retry, failures: int) -> bool:
     return 0 < retry.max_attempts <= failures
 
 
-def cancel(activity: Activity, reason: str, at_ms: int) -> ActivityEvents:
+def cancel(activity: Activity, reason: str, at_ms: int, by: str = "") -> ActivityEvents:
     if activity.state is ActivityState.CANCELLED:
         return ()
     if activity.state in FINISHED_ACTIVITY_STATES:
         raise ActivityFinishedError(activity=format_activity_id(activity.id), state=activity.state.name)
-    return (ActivityCancelled(**_id_fields(activity.id), reason=reason, at_ms=at_ms),)
+    return (ActivityCancelled(**_id_fields(activity.id), reason=reason, at_ms=at_ms, by=by),)
 
 
-def restart(activity: Activity, at_ms: int, by: str = "") -> ActivityEvents:
+def restart(activity: Activity, at_ms: int, by: str = "", reason: str = "") -> ActivityEvents:
     if activity.state not in (ActivityState.QUARANTINED, ActivityState.FAILED):
         raise ActivityNotRetryable(activity=format_activity_id(activity.id), state=activity.state.name)
     return (
@@ -361,13 +386,14 @@ def restart(activity: Activity, at_ms: int, by: str = "") -> ActivityEvents:
             at_ms=at_ms,
             fresh=True,
             by=by,
+            reason=reason,
         ),
     )
 
 
-def make_available_if_due(activity: Activity, at_ms: int) -> ActivityEvents:
+def make_available_if_due(activity: Activity, at_ms: int, wall_ms: int) -> ActivityEvents:
     """Make a WAITING activity available once its due time has passed."""
-    if activity.state is not ActivityState.WAITING or at_ms < activity.due_ms:
+    if activity.state is not ActivityState.WAITING or not is_due(activity, at_ms, wall_ms):
         return ()
     return (ActivityMadeAvailable(**_id_fields(activity.id), attempt=activity.attempt, at_ms=at_ms),)
 

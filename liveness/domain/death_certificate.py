@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from liveness.domain.component import ProcessExit
-from liveness.domain.worker import NO_PROFILE, InactiveReason, Profile, Worker, full_profile
+from liveness.domain.worker import NO_PROFILE, InactiveReason, Profile, Worker
 
 HEARTBEATS_MAX = 8
 STALLS_MAX = 8
@@ -107,7 +107,7 @@ class DeathCertificate:
 
 
 def issue_certificate(worker: Worker, at_ms: int, evidence: DeathEvidence) -> DeathCertificate:
-    profile = worker.profile
+    profile = worker.shared.profile
     return DeathCertificate(
         epoch=worker.epoch,
         session_id=worker.session_id,
@@ -148,7 +148,7 @@ def reconstruct_certificate(
         granted_ms = int(matched[2])
     if worker is not None:
         silence_ms, granted_ms = at_ms - worker.renewed_ms, worker.granted_ms
-        profile = profile if worker.profile == NO_PROFILE else full_profile(worker.profile)
+        profile = profile if worker.profile == NO_PROFILE else worker.profile
     return DeathCertificate(
         epoch=epoch,
         session_id=session_id,

@@ -47,7 +47,6 @@ from liveness.domain.worker import (
     InactiveReason,
     Worker,
     WorkerState,
-    full_profile,
 )
 
 ActivationT = TypeVar("ActivationT", bound=Activation)
@@ -79,7 +78,9 @@ def heartbeat(
     if session_id and session_id != worker.session_id:
         _check_not_superseded(key, worker, beat)
         if worker.state is ACTIVE and beat.only_if_free:
-            raise WorkerKeyHeld(worker=key.instance_key, host=worker.profile.host_name or "an unnamed host")
+            raise WorkerKeyHeld(
+                worker=key.instance_key, host=worker.shared.profile.host_name or "an unnamed host"
+            )
         if worker.state is ACTIVE:
             return (_activate(SessionReplaced, key, worker, beat, at_ms),)
         return (_activate(WorkerResurrected, key, worker, beat, at_ms),)
@@ -144,7 +145,7 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
     granted_ms = beat.policy.granted_ms(beat.requested_ms)
     if granted_ms != worker.granted_ms:
         events.append(LeaseTermsChanged(granted_ms=granted_ms))
-    profile = full_profile(worker.profile) if beat.profile == NO_PROFILE else beat.profile
+    profile = worker.profile if beat.profile == NO_PROFILE else beat.profile
     last_error = beat.last_error or worker.last_error
     # A client that names its last error in every heartbeat reports it once; another failure counts as another error.
     error_reported = bool(beat.last_error) and (beat.last_error != worker.last_error or beat.errors > 0)
@@ -180,7 +181,7 @@ def _binding_changes(key: WorkerKey, worker: Worker, beat: Heartbeat) -> Binding
     """The changes to the worker's bindings that a heartbeat causes, or None."""
     held, lost = worker.bindings, worker.lost
     resync = worker.resync
-    task_queue = beat.profile.task_queue or worker.profile.task_queue
+    task_queue = beat.profile.task_queue or worker.shared.profile.task_queue
     handed = worker.standing.handed
     all_declared = _declared_bindings(beat.bound, task_queue)
     declared = {
@@ -242,7 +243,7 @@ def _activate(
     epoch_floor: int = 1,
 ) -> ActivationT:
     """Start a new lease whose bindings are exactly those in the heartbeat. `worker`: None if a new life of the key begins."""
-    known_profile = full_profile(worker.profile) if worker else NO_PROFILE
+    known_profile = worker.profile if worker else NO_PROFILE
     profile = known_profile if beat.profile == NO_PROFILE else beat.profile
     bindings = _declared_bindings(beat.bound, profile.task_queue)
     for activity in beat.unbound:

@@ -284,6 +284,20 @@ class Retry(NamedTuple):
     """How many workers in a row may die with it; None for the limit of the namespace, 0 for any number."""
 
 
+class Priority(NamedTuple):
+    """In which order activities that wait in one task queue are handed out."""
+
+    priority_key: int = 3
+    """1 to 5; lower ones come first."""
+    fairness_key: str = ""
+    """Activities of one priority are handed out to the keys by turns."""
+    fairness_weight: float = 1.0
+    """How many turns the key gets, compared with others."""
+
+
+DEFAULT_PRIORITY = Priority()
+
+
 class TimeLimits(NamedTuple):
     """How long an activity may take, on the observed clock of its shard; 0 for any time."""
 
@@ -329,6 +343,11 @@ class ActivityScheduled(ActivityFact):
     input_encoding: str = ""
     """Chosen by the client and never read here; empty if it named none."""
     limits: TimeLimits = NO_LIMITS
+    start_wall_ms: int = 0
+    """The wall time at which it becomes available; 0 if `due_ms` says when."""
+    priority: Priority = DEFAULT_PRIORITY
+    by: str = ""
+    """The principal that scheduled it; empty if nobody was asked who calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,9 +376,9 @@ class ActivityHeartbeatRecorded(ActivityFact):
 
     attempt: int
     at_ms: int
-    details: bytes | None = None
+    heartbeat_details: bytes | None = None
     """How far the work has come, in the worker's own words; None keeps what it said before."""
-    details_encoding: str = ""
+    heartbeat_details_encoding: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,6 +417,8 @@ class ActivityAttemptFailed(AttemptEnded):
 
     message: str
     due_ms: int
+    stack_trace: str = ""
+    """Where the handler failed, as its worker told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,6 +426,7 @@ class ActivityFailed(AttemptEnded):
     """The activity failed for good."""
 
     message: str
+    stack_trace: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,6 +440,7 @@ class ActivityGivenBack(AttemptEnded):
 class ActivityCancelled(ActivityFact):
     reason: str
     at_ms: int
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,6 +472,8 @@ class ActivityMadeAvailable(ActivityFact):
     fresh: bool = False
     """An operator restarted the activity: earlier failures no longer count."""
     by: str = ""
+    reason: str = ""
+    """The operator's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

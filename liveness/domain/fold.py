@@ -50,8 +50,8 @@ from liveness.domain.worker import (
     Worker,
     WorkerState,
     WorkerStatus,
-    compact_profile,
     intern_ms,
+    shared_state,
 )
 
 ACTIVE = WorkerState.ACTIVE
@@ -85,22 +85,19 @@ def apply_renewal(worker: Worker, event: LeaseRenewed, wall_offset_ms: int) -> W
     """`evolve` for LeaseRenewed, by far the most frequent event: a plain tuple in field order avoids the slow constructor.
 
     `wall_offset_ms`: wall time minus observed time, which all renewals of a log row share."""
-    (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, _, _, resync, reason, detail, standing, _, principal, heartbeats) = worker  # fmt: skip
-    if state is not ACTIVE:
-        raise ImpossibleEvent(f"LeaseRenewed about a worker that is {state.name}")
+    number, sequence, _, _, _, heartbeats, _, _, texts, shared = worker
+    if shared.state is not ACTIVE:
+        raise ImpossibleEvent(f"LeaseRenewed about a worker that is {shared.state.name}")
     new_sequence, at_ms, successes, errors = event
+    if new_sequence > sequence + 1 > 1 and not shared.resync:
+        shared = shared_state(*shared._replace(resync=True))
     return tuple.__new__(Worker, (
-        number, state, session_id, new_sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost,
-        superseded, profile, status, last_error, successes, errors, resync or new_sequence > sequence + 1 > 1, reason,
-        detail, standing, wall_offset_ms, principal, heartbeats + 1,
+        number, new_sequence, at_ms, successes, errors, heartbeats + 1, wall_offset_ms, None, texts, shared,
     ))  # fmt: skip
 
 
 def _described(worker: Worker, event: WorkerDescribed, wall_ms: int) -> Worker:
-    described = worker._replace(
-        profile=compact_profile(event.profile), status=event.status, last_error=event.last_error
-    )
+    described = worker._replace(profile=event.profile, status=event.status, last_error=event.last_error)
     error_ms = wall_ms if event.error_reported else worker.standing.last_error_wall_ms
     return _replace_standing(described, loop_lag_ms=event.loop_lag_ms, last_error_wall_ms=error_ms)
 
@@ -134,7 +131,7 @@ def _activated(worker: Worker | None, event: Activation, number: int, wall_ms: i
         # The process of a replaced session is gone, so there is nothing left to cancel.
         lost=worker.lost if worker and worker.state is WorkerState.INACTIVE else NO_BINDINGS,
         superseded=superseded,
-        profile=compact_profile(event.profile),
+        profile=event.profile,
         status=event.status,
         last_error=event.last_error,
         successes=event.successes,

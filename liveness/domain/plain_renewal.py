@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from liveness.domain.decider import COUNTER_MAX
 from liveness.domain.events import LeaseRenewed
-from liveness.domain.worker import Worker, WorkerState
+from liveness.domain.worker import Worker, WorkerState, shared_state
 
 # Looked up once: on Python 3.11, each access to an enum member costs as much as a dict lookup.
 ACTIVE = WorkerState.ACTIVE
@@ -21,26 +21,23 @@ def renew_if_plain(
     """Renew the lease for a plain heartbeat of the current session; None if the general path must decide.
 
     `wall_offset_ms`: wall time minus observed time, now."""
-    (number, state, session_id, last, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, all_successes, all_errors, resync, reason, detail, standing, _, principal, heartbeats) = worker  # fmt: skip
-    if state is not ACTIVE or (
-        errors and last_error
+    number, last, _, all_successes, all_errors, heartbeats, _, _, texts, shared = worker
+    if shared.state is not ACTIVE or (
+        errors and shared.last_error
     ):  # the general path knows whether the error was reported again
         return None
     if not sequence:
         sequence = last
     elif sequence <= last:
         return None
-    elif sequence > last + 1 > 1:
-        resync = True
+    elif sequence > last + 1 > 1 and not shared.resync:
+        shared = shared_state(*shared._replace(resync=True))
     all_successes += successes
     all_errors += errors
     if sequence > COUNTER_MAX or all_successes > COUNTER_MAX or all_errors > COUNTER_MAX:
         return None
     event = _new(LeaseRenewed, (sequence, at_ms, all_successes, all_errors))
     after = _new(Worker, (
-        number, state, session_id, sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost, superseded,
-        profile, status, last_error, all_successes, all_errors, resync, reason, detail, standing,
-        wall_offset_ms, principal, heartbeats + 1,
+        number, sequence, at_ms, all_successes, all_errors, heartbeats + 1, wall_offset_ms, None, texts, shared,
     ))  # fmt: skip
     return event, after

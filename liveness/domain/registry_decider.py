@@ -40,7 +40,7 @@ from liveness.domain.registry import (
     ReplicaPolicy,
     live_replicas,
 )
-from liveness.domain.worker import InactiveReason, Worker, WorkerState, WorkerStatus, full_profile
+from liveness.domain.worker import InactiveReason, Worker, WorkerState, WorkerStatus
 
 ACTIVE, CLEANED_UP = WorkerState.ACTIVE, WorkerState.CLEANED_UP
 
@@ -106,7 +106,9 @@ def register(
         )
     elif worker.state is ACTIVE:
         if known is None or registration.on_replica is not ReplicaPolicy.SHOW:
-            raise WorkerKeyHeld(worker=key.instance_key, host=worker.profile.host_name or "an unnamed host")
+            raise WorkerKeyHeld(
+                worker=key.instance_key, host=worker.shared.profile.host_name or "an unnamed host"
+            )
         return (_replica_seen(key, worker, known, registration, at_ms, wall_ms),)
     else:
         beat = beat._replace(session_id=_free_session(worker, beat.session_id))
@@ -147,9 +149,7 @@ def heartbeat(
         raise _not_current(key, worker, session_id)
     if worker.state is ACTIVE:
         return (_seen_again(replica, at_ms, wall_ms),)
-    profile = full_profile(worker.profile)._replace(
-        host_name=replica.host_name, process_id=replica.process_id
-    )
+    profile = worker.profile._replace(host_name=replica.host_name, process_id=replica.process_id)
     beat = beat._replace(session_id=_free_session(worker, session_id), profile=profile)
     events = decider.heartbeat(key, worker, _lease_beat(beat, entry, WorkerStatus.RUNNING), at_ms)
     told = told._replace(uri=replica.uri or told.uri)
@@ -199,7 +199,7 @@ def _own_beat(worker: Worker, beat: Heartbeat) -> Heartbeat:
         return beat._replace(session_id=worker.session_id)
     return beat._replace(
         session_id=_renamed(worker, worker.session_id),
-        profile=beat.profile if any(beat.profile) else full_profile(worker.profile),
+        profile=beat.profile if any(beat.profile) else worker.profile,
     )
 
 

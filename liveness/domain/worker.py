@@ -5,11 +5,12 @@ Times are milliseconds on the shard's observed clock unless a name says otherwis
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from enum import IntEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from liveness.domain.component import NO_ORDERS, Component, OrderBook
 from liveness.domain.keys import ActivityId
@@ -83,7 +84,7 @@ class Profile(NamedTuple):
 NO_PROFILE = Profile()
 
 
-class _SharedFields(NamedTuple):
+class SharedProfile(NamedTuple):
     """The part of a profile that many workers have in common."""
 
     task_queue: str
@@ -95,87 +96,27 @@ class _SharedFields(NamedTuple):
     capabilities: tuple[str, ...]
 
 
-SHARED_FIELDS_MAX = 16_384
+SHARED_PARTS_MAX = 16_384
+"""How many different shared parts are remembered. Of those beyond, several copies may exist."""
 
 
-@lru_cache(maxsize=SHARED_FIELDS_MAX)
-def _intern_fields(common: _SharedFields) -> _SharedFields:
-    """Keep one copy of equal values in memory."""
-    return common
+@lru_cache(maxsize=SHARED_PARTS_MAX)
+def _intern_profile(
+    task_queue: str,
+    build_id: str,
+    sdk_name: str,
+    sdk_version: str,
+    host_name: str,
+    labels: tuple[tuple[str, str], ...],
+    capabilities: tuple[str, ...],
+) -> SharedProfile:
+    return SharedProfile(task_queue, build_id, sdk_name, sdk_version, host_name, labels, capabilities)
 
 
 @lru_cache(maxsize=1_024)
 def intern_ms(value: int) -> int:
     """Keep one copy of equal durations and offsets; a fleet has only a few different ones."""
     return value
-
-
-class CompactProfile:
-    """A profile in half the memory: the common fields are shared, the worker's own are packed into one string.
-
-    Equal to the profile that it was made from.
-    """
-
-    __slots__ = ("_common", "_own")
-
-    def __init__(self, profile: Profile) -> None:
-        self._common, self._own = _split_profile(profile)
-
-    @property
-    def task_queue(self) -> str:
-        return self._common.task_queue
-
-    @property
-    def build_id(self) -> str:
-        return self._common.build_id
-
-    @property
-    def host_name(self) -> str:
-        return self._common.host_name
-
-    def expand(self) -> Profile:
-        head, _, rest = self._own.partition(":")
-        identity, process, start = head.split(",")
-        until = int(identity)
-        to = until + int(process)
-        common = self._common
-        return Profile(
-            rest[:until], common.task_queue, common.build_id, common.sdk_name, common.sdk_version, common.host_name,
-            rest[until:to], int(start) if start else None, common.labels, common.capabilities, rest[to:],
-        )  # fmt: skip
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, CompactProfile):
-            return self._own == other._own and self._common == other._common
-        if isinstance(other, Profile):
-            return (self._common, self._own) == _split_profile(other)
-        return NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.expand())
-
-    def __repr__(self) -> str:
-        return repr(self.expand())
-
-
-def _split_profile(profile: Profile) -> tuple[_SharedFields, str]:
-    (identity, task_queue, build_id, sdk_name, sdk_version, host_name, process_id, start_time_ns, labels, capabilities,
-     current_job) = profile  # fmt: skip
-    start = "" if start_time_ns is None else start_time_ns
-    own = f"{len(identity)},{len(process_id)},{start}:{identity}{process_id}{current_job}"
-    return _intern_fields(
-        _SharedFields(task_queue, build_id, sdk_name, sdk_version, host_name, labels, capabilities)
-    ), own
-
-
-def compact_profile(profile: Profile | CompactProfile) -> Profile | CompactProfile:
-    if isinstance(profile, CompactProfile):
-        return profile
-    return NO_PROFILE if profile == NO_PROFILE else CompactProfile(profile)
-
-
-def full_profile(profile: Profile | CompactProfile) -> Profile:
-    return profile.expand() if isinstance(profile, CompactProfile) else profile
 
 
 NO_BINDINGS: Mapping[ActivityId, BoundActivity] = MappingProxyType({})
@@ -211,46 +152,255 @@ class Standing(NamedTuple):
 NO_STANDING = Standing()
 
 
-class Worker(NamedTuple):
-    number: int
-    """The sequence of the log row that registered it: short, unique in its shard, never reused."""
+class SharedState(NamedTuple):
+    """The part of a worker that most workers of a fleet have in common, so that these share one copy of it. A plain renewal leaves
+    it as it is."""
+
     state: WorkerState
-    session_id: str
-    """Empty for a client that sends none."""
-    sequence: int
-    """Sequence number of the last applied heartbeat; 0 if it had none."""
     epoch: int
     """The fencing token."""
     granted_ms: int
-    renewed_ms: int
-    """When the last heartbeat was applied."""
-    deadline_ms: int
-    """ACTIVE: end of the lease. INACTIVE: cleanup. CLEANED_UP: end of the tombstone, 0 for never."""
     bindings: Mapping[ActivityId, BoundActivity]
     lost: Mapping[ActivityId, BoundActivity]
     """Activities taken from this worker that it has not unbound yet: replies ask it to cancel them."""
     superseded: tuple[str, ...]
     """Replaced sessions, oldest first."""
-    profile: Profile | CompactProfile
+    profile: SharedProfile
     status: WorkerStatus
     last_error: str
-    successes: int
-    errors: int
     resync: bool
     """The server may not know the whole set of the worker's bindings; replies ask for it."""
     inactive_reason: InactiveReason | None
     inactive_detail: str
-    standing: Standing = NO_STANDING
-    wall_offset_ms: int | None = None
-    """Wall time minus observed time when the last heartbeat came. Many workers share one number, which a wall time of
-    each would not allow. None for a row of a version that did not store it."""
-    principal: str = ""
+    standing: Standing
+    principal: str
     """Who registered the key. Others are refused; empty if callers were not asked."""
-    heartbeats: int = 0
+
+
+@lru_cache(maxsize=SHARED_PARTS_MAX)
+def _intern_plain(
+    state: WorkerState,
+    epoch: int,
+    granted_ms: int,
+    profile: SharedProfile,
+    status: WorkerStatus,
+    resync: bool,  # a cache compares positions
+    inactive_reason: InactiveReason | None,
+    principal: str,
+) -> SharedState:
+    return SharedState(
+        state, epoch, granted_ms, NO_BINDINGS, NO_BINDINGS, (), profile, status, "", resync, inactive_reason, "", NO_STANDING,
+        principal,
+    )  # fmt: skip
+
+
+def shared_state(
+    state: WorkerState,
+    epoch: int,
+    granted_ms: int,
+    bindings: Mapping[ActivityId, BoundActivity],
+    lost: Mapping[ActivityId, BoundActivity],
+    superseded: tuple[str, ...],
+    profile: SharedProfile,
+    status: WorkerStatus,
+    last_error: str,
+    resync: bool,  # positions are those of the fields
+    inactive_reason: InactiveReason | None,
+    inactive_detail: str,
+    standing: Standing,
+    principal: str,
+) -> SharedState:
+    """Return the state; one copy of it if it is likely that many workers have the same."""
+    if bindings or lost or superseded or last_error or inactive_detail or standing is not NO_STANDING:
+        return SharedState(
+            state, epoch, granted_ms, bindings, lost, superseded, profile, status, last_error, resync, inactive_reason,
+            inactive_detail, standing, principal,
+        )  # fmt: skip
+    return _intern_plain(state, epoch, granted_ms, profile, status, resync, inactive_reason, principal)
+
+
+class _Parts(NamedTuple):
+    number: int
+    """The sequence of the log row that registered it: short, unique in its shard, never reused."""
+    sequence: int
+    """Sequence number of the last applied heartbeat; 0 if it had none."""
+    renewed_ms: int
+    """When the last heartbeat was applied."""
+    successes: int
+    errors: int
+    heartbeats: int
     """Heartbeats that were applied since registration. Each of them is one activation or renewal in the log, so the fold
     counts them and no event carries the number."""
+    wall_offset_ms: int | None
+    """Wall time minus observed time when the last heartbeat came. Many workers share one number, which a wall time of
+    each would not allow. None for a row of a version that did not store it."""
+    end_ms: int | None
+    """INACTIVE: cleanup. CLEANED_UP: end of the tombstone, 0 for never. None if ACTIVE: the lease's end follows from the last
+    heartbeat."""
+    texts: str
+    """The session id and what only this worker has of its profile, packed: a string of its own for each would take three times
+    the memory."""
+    shared: SharedState
+
+
+def pack_texts(session_id: str, profile: Profile | tuple[Any, ...]) -> tuple[str, SharedProfile]:
+    """`profile`: or its fields in order."""
+    (identity, task_queue, build_id, sdk_name, sdk_version, host_name, process_id, start_time_ns, labels, capabilities,
+     current_job) = profile  # fmt: skip
+    start = "" if start_time_ns is None else start_time_ns
+    texts = f"{len(session_id)},{len(identity)},{len(process_id)},{start}:{session_id}{identity}{process_id}{current_job}"
+    return texts, _intern_profile(
+        task_queue, build_id, sdk_name, sdk_version, host_name, labels, capabilities
+    )
+
+
+class Worker(_Parts):
+    """A worker as a value, in two parts: its own, and one that it shares with others like it. There may be a million, and a
+    heartbeat copies the first part only. Callers see one value with all fields."""
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        *,
+        number: int,
+        state: WorkerState,
+        session_id: str,
+        sequence: int,
+        epoch: int,
+        granted_ms: int,
+        renewed_ms: int,
+        deadline_ms: int,
+        bindings: Mapping[ActivityId, BoundActivity],
+        lost: Mapping[ActivityId, BoundActivity],
+        superseded: tuple[str, ...],
+        profile: Profile,
+        status: WorkerStatus,
+        last_error: str,
+        successes: int,
+        errors: int,
+        resync: bool,
+        inactive_reason: InactiveReason | None,
+        inactive_detail: str,
+        standing: Standing = NO_STANDING,
+        wall_offset_ms: int | None = None,
+        principal: str = "",
+        heartbeats: int = 0,
+    ) -> Self:
+        texts, shared_profile = pack_texts(session_id, profile)
+        shared = shared_state(
+            state, epoch, granted_ms, bindings, lost, superseded, shared_profile, status, last_error, resync, inactive_reason,
+            inactive_detail, standing, principal,
+        )  # fmt: skip
+        end_ms = None if state is WorkerState.ACTIVE else deadline_ms
+        return tuple.__new__(cls, (
+            number, sequence, renewed_ms, successes, errors, heartbeats, wall_offset_ms, end_ms, texts, shared,
+        ))  # fmt: skip
+
+    def _replace(self, **changes: Any) -> Self:
+        """`NamedTuple._replace` for the fields of the whole worker."""
+        if changes.keys() & _TEXT_FIELDS:
+            session_id = changes.pop("session_id", None)
+            profile = changes.pop("profile", None)
+            changes["texts"], shared_profile = pack_texts(
+                self.session_id if session_id is None else session_id,
+                self.profile if profile is None else profile,
+            )
+            changes["profile"] = shared_profile
+        if shared_changes := {name: changes.pop(name) for name in changes.keys() & _SHARED_FIELDS}:
+            changes["shared"] = shared_state(*self.shared._replace(**shared_changes))
+        if "deadline_ms" in changes:
+            changes["end_ms"] = changes.pop("deadline_ms")
+        after = super()._replace(**changes)
+        if after.shared.state is WorkerState.ACTIVE and after.end_ms is not None:
+            return _Parts._replace(after, end_ms=None)
+        return after
+
+    def __repr__(self) -> str:
+        return f"Worker({', '.join(f'{name}={getattr(self, name)!r}' for name in WORKER_FIELDS)})"
+
+    @property
+    def session_id(self) -> str:
+        """Empty for a client that sends none."""
+        head, _, rest = self.texts.partition(":")
+        return rest[: int(head.partition(",")[0])]
+
+    @property
+    def profile(self) -> Profile:
+        head, _, rest = self.texts.partition(":")
+        session, identity, process, start = head.split(",")
+        from_ = int(session)
+        until = from_ + int(identity)
+        to = until + int(process)
+        shared = self.shared.profile
+        return Profile(
+            rest[from_:until], shared.task_queue, shared.build_id, shared.sdk_name, shared.sdk_version, shared.host_name,
+            rest[until:to], int(start) if start else None, shared.labels, shared.capabilities, rest[to:],
+        )  # fmt: skip
+
+    @property
+    def deadline_ms(self) -> int:
+        """ACTIVE: end of the lease. INACTIVE: cleanup. CLEANED_UP: end of the tombstone, 0 for never."""
+        return self.renewed_ms + self.shared.granted_ms if self.end_ms is None else self.end_ms
 
     @property
     def renewed_wall_ms(self) -> int | None:
         """When the last heartbeat came, for people."""
         return None if self.wall_offset_ms is None else self.renewed_ms + self.wall_offset_ms
+
+    @property
+    def state(self) -> WorkerState:
+        return self.shared.state
+
+    @property
+    def epoch(self) -> int:
+        return self.shared.epoch
+
+    @property
+    def granted_ms(self) -> int:
+        return self.shared.granted_ms
+
+    @property
+    def bindings(self) -> Mapping[ActivityId, BoundActivity]:
+        return self.shared.bindings
+
+    @property
+    def lost(self) -> Mapping[ActivityId, BoundActivity]:
+        return self.shared.lost
+
+    @property
+    def superseded(self) -> tuple[str, ...]:
+        return self.shared.superseded
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self.shared.status
+
+    @property
+    def last_error(self) -> str:
+        return self.shared.last_error
+
+    @property
+    def resync(self) -> bool:
+        return self.shared.resync
+
+    @property
+    def inactive_reason(self) -> InactiveReason | None:
+        return self.shared.inactive_reason
+
+    @property
+    def inactive_detail(self) -> str:
+        return self.shared.inactive_detail
+
+    @property
+    def standing(self) -> Standing:
+        return self.shared.standing
+
+    @property
+    def principal(self) -> str:
+        return self.shared.principal
+
+
+WORKER_FIELDS = tuple(inspect.signature(Worker).parameters)
+_SHARED_FIELDS = frozenset(SharedState._fields)
+_TEXT_FIELDS = frozenset(("session_id", "profile"))

@@ -27,7 +27,10 @@ from liveness.engine.timers import Timers
 
 
 class ActivityBook:
-    def __init__(self, activities: dict[ActivityKey, Activity], timers: Timers) -> None:
+    def __init__(
+        self, activities: dict[ActivityKey, Activity], timers: Timers, now_ms: int, wall_ms: int
+    ) -> None:
+        """`now_ms` on the shard's clock and `wall_ms` are the same moment."""
         self._activities = activities
         self._timers = timers
         self._finished: dict[ActivityKey, int] = {}
@@ -37,7 +40,7 @@ class ActivityBook:
         self.quarantined: Counter[str] = Counter()
         """Number of quarantined activities per namespace."""
         for key, activity in activities.items():
-            self._arm(key, activity)
+            self._arm(key, activity, now_ms, wall_ms)
             if activity.state is ActivityState.QUARANTINED:
                 self.quarantined[key.namespace] += 1
         self.backlog = Backlog(activities.items())
@@ -78,7 +81,7 @@ class ActivityBook:
             self._activities[key] = pending.activities[key] = activity
             if type(events[-1]) is not ActivityHeartbeatRecorded:
                 # A heartbeat only moves a limit later: the timer fires early and is armed again, so that it costs nothing here.
-                self._arm(key, activity)
+                self._arm(key, activity, now_ms, wall_ms)
             self._count_quarantined(key.namespace, before, activity)
             self.backlog.record_change(key, before, activity)
             self.open.record_change(key.namespace, before, activity, pending.last_seq)
@@ -107,8 +110,8 @@ class ActivityBook:
         self.eviction_count += bool(evicted)
         return len(evicted)
 
-    def _arm(self, key: ActivityKey, activity: Activity) -> None:
-        due_ms = activity_timer_ms(activity)
+    def _arm(self, key: ActivityKey, activity: Activity, now_ms: int, wall_ms: int) -> None:
+        due_ms = activity_timer_ms(activity, now_ms, wall_ms)
         if due_ms is None:
             self._timers.disarm(key)
         else:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from liveness.domain.keys import WorkerKey
 from liveness.domain.verdicts import is_dead
-from liveness.domain.worker import Worker, WorkerState
+from liveness.domain.worker import NO_STANDING, Worker, WorkerState
 from liveness.engine.component_index import ComponentIndex
 from liveness.engine.counter_totals import CounterTotals
 from liveness.engine.counts import add_count
@@ -24,16 +24,27 @@ class Census:
     __slots__ = ("_node_counts", "components", "counts", "dead", "population", "registry", "totals")
 
     def __init__(self, workers: Mapping[WorkerKey, Worker]) -> None:
-        self.counts = Counter((key.namespace, worker.state) for key, worker in workers.items())
-        self.dead = Counter(key.namespace for key, worker in workers.items() if is_dead(worker))
+        self.counts: Counter[NamespaceState] = Counter()
+        self.dead: Counter[str] = Counter()
         """INACTIVE workers per namespace that died."""
         self.population: Counter[str] = Counter()
         """ACTIVE and INACTIVE workers per namespace."""
+        unusual: dict[WorkerKey, Worker] = {}
+        counts: dict[NamespaceState, int] = {}
+        for key, worker in workers.items():
+            shared = worker.shared
+            namespace_state = key.namespace, shared.state
+            counts[namespace_state] = counts.get(namespace_state, 0) + 1
+            if shared.inactive_reason is not None and is_dead(worker):
+                self.dead[key.namespace] += 1
+            if shared.standing is not NO_STANDING:
+                unusual[key] = worker
+        self.counts.update(counts)
         for (namespace, state), count in self.counts.items():
             if state < WorkerState.CLEANED_UP:
                 self.population[namespace] += count
-        self.components = ComponentIndex(workers)
-        self.registry = RegistryIndex(workers)
+        self.components = ComponentIndex(unusual)
+        self.registry = RegistryIndex(unusual)
         self.totals = CounterTotals(workers)
         self._node_counts: Counter[NamespaceState] | None = None
 

@@ -85,5 +85,5 @@ def orders_of(worker: Worker) -> tuple[object, ...]:
 
 def listing_fields(worker: Worker) -> tuple[object, ...]:
     """The fields by which lists filter, and what lists of components show. A worker's row must always have their current values."""
-    profile, standing = worker.profile, worker.standing
+    profile, standing = worker.shared.profile, worker.standing
     return profile.task_queue, profile.build_id, profile.host_name, standing.component, standing.orders

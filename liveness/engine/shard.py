@@ -53,12 +53,13 @@ from liveness.engine.changes import (
 from liveness.engine.observed_clock import ListeningTime, ObservedClock
 from liveness.engine.pending import SAME_OFFSET_MS, Pending
 from liveness.engine.progress_book import ProgressBook
-from liveness.engine.recovery import RecoveredWorkers, renewal_state_of
+from liveness.engine.recovery import RecoveredWorkers
 from liveness.engine.timers import Timers
 from liveness.expiry.disconnects import DisconnectedWorkers
 from liveness.expiry.lease_deadlines import LeaseDeadlines, LeaseEnd
 from liveness.expiry.throttle import ExpiryThrottle
 from liveness.store.api import FINISHED_TASK_STATES, NewTaskBatch, ShardCommit, ShardSnapshot, TaskUpdate
+from liveness.store.codec import renewal_state_of
 
 PLAIN_COUNTS_MAX = 2**40
 
@@ -130,7 +131,9 @@ class Shard:
         One set for both, because every heartbeat checks whether it is empty."""
         recovered = RecoveredWorkers(snapshot)
         self.workers = recovered.workers
-        self.activities = ActivityBook(dict(snapshot.activities), timers)
+        self.activities = ActivityBook(
+            dict(snapshot.activities), timers, snapshot.observed_ms, snapshot.taken_wall_ms
+        )
         self.census = Census(self.workers)
         self.progress = ProgressBook(snapshot.progress)
         self.slots = Counter(snapshot.slots)
@@ -159,8 +162,9 @@ class Shard:
         )
         self._prepared_seq = snapshot.last_seq
         self._dirty = False
+        now_ms = self.now_ms()
         for key, worker in self.workers.items():
-            self._arm(key, worker)
+            self._arm(key, worker, now_ms)
 
     @property
     def population(self) -> Counter[str]:
@@ -171,6 +175,9 @@ class Shard:
 
     def now_ms(self) -> int:
         return self._observed.now_ms(self._listening.now_ms())
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
 
     def observed_ms_at(self, listening_ms: int) -> int:
         """The observed time at a moment that the caller has read, for many commands at once."""
@@ -488,7 +495,7 @@ class Shard:
         now_ms = self._observed.now_ms(listening_ms)
         commit = pending.commit(self.id, self.epoch, self._prepared_seq, now_ms, wall_ms)
         if checkpoint:
-            active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
+            active = [worker for worker in self.workers.values() if worker.shared.state is WorkerState.ACTIVE]
             commit.checkpoint = (commit.last_seq, [renewal_state_of(worker) for worker in active])
             for key in self._stale_rows:
                 commit.workers[key] = (self.workers[key], commit.last_seq)
@@ -619,11 +626,13 @@ class Shard:
         taken = len(batch.activities) if batch is not None else 0
         self.transitions.append(transition_of(key, before, event, after, taken))
 
-    def _arm(self, key: WorkerKey, worker: Worker) -> None:
-        """Arm the timer of the task that `worker_timer` derives from the state."""
+    def _arm(self, key: WorkerKey, worker: Worker, now_ms: int | None = None) -> None:
+        """Arm the timer of the task that `worker_timer` derives from the state. `now_ms`: if the caller knows it."""
         state = worker.state
         if state is WorkerState.ACTIVE:
-            self._timers.arm(key, self.lease_deadlines.next_check_ms(key, worker, self.now_ms()))
+            if now_ms is None:
+                now_ms = self.now_ms()
+            self._timers.arm(key, self.lease_deadlines.next_check_ms(key, worker, now_ms))
         elif state is WorkerState.INACTIVE:
             self._timers.arm(key, worker.deadline_ms)
         else:

@@ -79,8 +79,11 @@ class LeaseDeadlines:
 
         A renewal does not touch the timer, so the timer must never be later than the end of the lease after a renewal.
         While the take-over grace delays the end, a renewal may bring it forward, to one lease from the renewal."""
+        deadline_ms = worker.deadline_ms
+        if deadline_ms >= self._grace_until_ms and worker.standing is NO_STANDING:
+            return deadline_ms  # the same as below, for nearly all workers of a shard that is taken
         end_ms = self.lease_end_ms(key, worker)
-        return end_ms if end_ms <= worker.deadline_ms else min(end_ms, now_ms + worker.granted_ms)
+        return end_ms if end_ms <= deadline_ms else min(end_ms, now_ms + worker.granted_ms)
 
     def _terms(self, key: WorkerKey, worker: Worker, grace_until_ms: int) -> list[tuple[InactiveReason, int]]:
         """Return what may end the lease, and when, in the order in which reasons take precedence."""
@@ -101,8 +104,6 @@ class LeaseDeadlines:
         return self._with_grace(end_ms, heard_ms, self._grace_until_ms)
 
     def _silence_ends_ms(self, worker: Worker, grace_until_ms: int) -> int:
-        if worker.deadline_ms >= grace_until_ms:
-            return worker.deadline_ms
         return self._with_grace(worker.deadline_ms, worker.renewed_ms, grace_until_ms)
 
     def _with_grace(self, end_ms: int, heard_ms: int, grace_until_ms: int) -> int:

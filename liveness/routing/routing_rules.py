@@ -101,6 +101,7 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "ActivityService/ClaimActivity": WORKFLOW_SHARD,
     "ActivityService/ReleaseActivity": WORKFLOW_SHARD,
     "ActivityService/DescribeActivity": WORKFLOW_SHARD,
+    "ActivityService/GetActivityHistory": WORKFLOW_SHARD,
     "ActivityService/CancelActivity": WORKFLOW_SHARD,
     # A second call would restart the activity twice, or return an error that hides the first restart.
     "ActivityService/RetryActivity": RoutingRule(

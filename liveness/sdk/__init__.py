@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from liveness.client_credentials import TLS, TokenFile
-    from liveness.sdk.activity_info import ActivityInfo
+    from liveness.sdk.activity_info import ActivityInfo, AttemptInfo
     from liveness.sdk.binding import Binding
     from liveness.sdk.blocking_client import BlockingActivityHandle, BlockingClient
     from liveness.sdk.client import ActivityHandle, Client
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from liveness.sdk.metrics import MetricPoint, MetricSeries
     from liveness.sdk.registration import Registration
     from liveness.sdk.task import Stats, Task
-    from liveness.sdk.timeouts import Timeouts
+    from liveness.sdk.timeouts import Priority, Timeouts
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
     from liveness.sdk.worker import Worker
     from liveness.sdk.worker_info import (
@@ -84,6 +84,7 @@ __all__ = [
     "ActivityState",
     "ActivityUnknown",
     "AlreadyBound",
+    "AttemptInfo",
     "Binding",
     "BindingRefused",
     "BlockingActivityHandle",
@@ -112,6 +113,7 @@ __all__ = [
     "NotConvertible",
     "NotPermitted",
     "Payload",
+    "Priority",
     "Quarantine",
     "QuotaReached",
     "Registration",

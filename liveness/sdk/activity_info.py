@@ -22,6 +22,40 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptInfo:
+    """One attempt of an activity."""
+
+    attempt: int
+    worker: str
+    started: datetime | None
+    """None for an attempt that its worker bound by heartbeat alone."""
+    ended: datetime | None
+    """None while it runs."""
+    outcome: str
+    """"running", "completed", "failed", "timed_out", "worker_died", "lost", "given_back" or "cancelled"."""
+    message: str
+    stack_trace: str
+    """Where the handler failed, if this program may see it."""
+
+    @classmethod
+    def from_proto(cls, message: activity_pb2.ActivityAttempt) -> Self:
+        return cls(
+            attempt=message.attempt,
+            worker=message.worker_instance_key,
+            started=time_from_proto(message.start_time) if message.HasField("start_time") else None,
+            ended=time_from_proto(message.end_time) if message.HasField("end_time") else None,
+            outcome=_outcome_name(message.outcome),
+            message=message.message,
+            stack_trace=message.stack_trace,
+        )
+
+
+def _outcome_name(number: int) -> str:
+    known = activity_pb2.AttemptOutcome.DESCRIPTOR.values_by_number
+    return known[number].name.removeprefix("ATTEMPT_OUTCOME_").lower() if number in known else str(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityInfo:
     """An activity as the server sees it."""
 

@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar, overload
 from google.protobuf.message import Message
 
 from liveness.client_credentials import TLS, Token
-from liveness.sdk.activity_info import ActivityInfo
+from liveness.sdk.activity_info import ActivityInfo, AttemptInfo
 from liveness.sdk.addresses import Addresses, find_addresses, find_namespace, format_addresses
 from liveness.sdk.blocking_client import BlockingClient
 from liveness.sdk.connection import Connection, SelectMethod, credentials_for
@@ -38,7 +38,7 @@ from liveness.sdk.metrics import (
     series_from_proto,
 )
 from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, activity_error, client_error
-from liveness.sdk.timeouts import Timeouts, timeouts_to_proto
+from liveness.sdk.timeouts import Priority, Timeouts, priority_to_proto, timeouts_to_proto
 from liveness.sdk.values import (
     ActivityOrId,
     ActivityRef,
@@ -175,10 +175,12 @@ class Client:
         retry: RetryPolicy | None = None,
         delay: float | timedelta = 0,
         timeouts: Timeouts | None = None,
+        start: datetime | None = None,
+        priority: Priority | None = None,
     ) -> ActivityHandle:
         """Schedule an activity. `input`: a JSON value, bytes, a dataclass, msgspec Struct or pydantic model, or whatever
         the client's converter knows; otherwise NotConvertible is raised. Scheduling the same activity again changes nothing; with different contents it raises
-        ActivityDiffers."""
+        ActivityDiffers. `start`: when it becomes available, by wall clock; with a time zone."""
         ref = to_activity_ref(id, type)
         payload = encode(self._converter, f"the input of {ref}", input)
         request = activity_pb2.ScheduleActivityRequest(
@@ -191,6 +193,8 @@ class Client:
             retry_policy=retry_policy_to_proto(retry),
             start_delay=to_duration(delay) if delay else None,
             timeouts=timeouts_to_proto(timeouts),
+            start_time=None if start is None else time_to_proto(start),
+            priority=priority_to_proto(priority),
         )
         answer = await self._activity_call("ScheduleActivity", request, ref)
         return ActivityHandle(self, ref, created=answer.created, state=state_from_proto(answer.state))
@@ -232,6 +236,13 @@ class Client:
             if not request.page_token:
                 break
         return found
+
+    async def attempts(self, id: ActivityOrId, *, type: str = "") -> builtins.list[AttemptInfo]:  # noqa: A002  # the same
+        """Every attempt of an activity, oldest first, as far as the server keeps events."""
+        ref = to_activity_ref(id, type)
+        request = activity_pb2.GetActivityHistoryRequest(namespace=self._namespace, id=id_to_proto(ref))
+        answer = await self._activity_call("GetActivityHistory", request, ref)
+        return [AttemptInfo.from_proto(attempt) for attempt in answer.attempts]
 
     async def cancel(self, id: ActivityOrId, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
         """Cancel an activity for good. Returns whether a worker held it; that worker is told to stop."""

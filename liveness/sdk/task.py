@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Lock
+from traceback import format_exception
 from typing import Any, TypeVar, overload
 
 from google.protobuf.message import Message
@@ -22,6 +24,9 @@ from liveness.v1 import activity_pb2
 
 MESSAGE_BYTES_MAX = 4_000
 DETAILS_BYTES_MAX = 16 * 1024
+STACK_TRACE_BYTES_MAX = 16 * 1024
+
+_SDK = Path(__file__).parent
 
 T = TypeVar("T")
 
@@ -185,6 +190,7 @@ class OutcomeReporter:
         if (details := held_attempt.stop_heartbeats()) is not None:
             request.last_heartbeat_details = details.data
             request.last_heartbeat_details_encoding = details.encoding
+        request.stack_trace = stack_trace(error)
         request.non_retryable = isinstance(error, GiveUp | NotConvertible)
         request.quarantine = isinstance(error, Quarantine)
         if isinstance(error, RetryLater):
@@ -224,6 +230,20 @@ class OutcomeReporter:
 
         self._session.mark_reporting(held_attempt.ref)
         return self._connection.call(select_method, request, should_retry=should_retry)
+
+
+def stack_trace(error: BaseException | str) -> str:
+    """Where the program failed, without the SDK's own part, and the end of it if it is long."""
+    if isinstance(error, str) or (trace := error.__traceback__) is None:
+        return ""
+    while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == _SDK:
+        trace = trace.tb_next
+    if trace is None:
+        return ""  # the SDK raised it
+    text = "".join(format_exception(type(error), error, trace)).encode("utf-8", "replace")
+    if len(text) > STACK_TRACE_BYTES_MAX:
+        text = b"..." + text[3 - STACK_TRACE_BYTES_MAX :]
+    return text.decode("utf-8", "ignore")
 
 
 def failure_message(error: BaseException | str) -> str:

@@ -1,4 +1,4 @@
-"""Time limits of an activity."""
+"""Time limits of an activity, and its place in the line."""
 
 from __future__ import annotations
 
@@ -22,6 +22,28 @@ class Timeouts:
     policy."""
     heartbeat: float | timedelta | None = None
     """The longest time between two calls of `task.progress`. Then as with `start_to_close`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priority:
+    """In which order activities that wait in one task queue are handed out."""
+
+    priority_key: int = 3
+    """1 to 5; lower ones come first."""
+    fairness_key: str = ""
+    """Activities of one priority are handed out to these keys by turns, for example to tenants."""
+    fairness_weight: float = 1.0
+    """How many turns the key gets, compared with others."""
+
+
+def priority_to_proto(priority: Priority | None) -> activity_pb2.Priority | None:
+    if priority is None:
+        return None
+    return activity_pb2.Priority(
+        priority_key=priority.priority_key,
+        fairness_key=priority.fairness_key,
+        fairness_weight=priority.fairness_weight,
+    )
 
 
 def timeouts_to_proto(timeouts: Timeouts | None) -> activity_pb2.ActivityTimeouts | None:

@@ -16,7 +16,7 @@ from liveness.security.principal import Principal, current_caller
 
 HASH_CHARS = 8
 SESSION_FIELD = "session_id"
-PAYLOAD_FIELDS = ("input", "result", "token")
+PAYLOAD_FIELDS = ("input", "result", "token", "heartbeat_details")
 PAYLOAD_ROLES = frozenset({Role.PRODUCER})
 """Who may see payloads: those who schedule activities, and admins."""
 
@@ -24,11 +24,23 @@ OUTPUT_FIELD = "last_lines"
 OUTPUT_ROLES = frozenset({Role.OPERATOR})
 """Who may see what a process wrote: those who operate it, and admins."""
 
+TRACE_FIELD = "stack_trace"
+"""For both."""
+
 _WORKER_FIELDS = ("worker_instance_key", "component_id")
 
 _REDACTED_TYPES = frozenset(
     f"liveness.v1.{name}"
-    for name in ("Worker", "Event", "DeathCertificate", "Activity", "ActivityRef", "ProcessExit", "Replica")
+    for name in (
+        "Worker",
+        "Event",
+        "DeathCertificate",
+        "Activity",
+        "ActivityRef",
+        "ActivityAttempt",
+        "ProcessExit",
+        "Replica",
+    )
 )
 
 
@@ -99,6 +111,8 @@ def _redact(message: Any, principal: Principal, namespace: str, worker: str) -> 
                     message.ClearField(name)
         if not rights.output and OUTPUT_FIELD in fields:
             message.ClearField(OUTPUT_FIELD)
+        if not (rights.payloads or rights.output) and TRACE_FIELD in fields:
+            message.ClearField(TRACE_FIELD)
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
@@ -110,6 +124,8 @@ def _redact(message: Any, principal: Principal, namespace: str, worker: str) -> 
 def redact_json(text: str, *, shows_payloads: bool, shows_output: bool) -> str:
     """The same for an event's fields as JSON."""
     hidden = (() if shows_payloads else PAYLOAD_FIELDS) + (() if shows_output else (OUTPUT_FIELD,))
+    if not (shows_payloads or shows_output):
+        hidden += (TRACE_FIELD,)
     value = json.loads(text)
     return json.dumps(_redact_value(value, hidden), separators=(",", ":"), ensure_ascii=False)
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from liveness.dispatch.ownership import ActivityOwnership
 from liveness.domain.activity import Activity
 from liveness.domain.errors import Exhausted, InvalidField, PageTokenInvalid
+from liveness.domain.events import ActivityHeartbeatRecorded
 from liveness.domain.keys import ActivityId, WorkerKey
 from liveness.engine.node import Node
 from liveness.security.principal import caller_name
 from liveness.server import activity_wire as wire
 from liveness.server import tokens
 from liveness.server.validation import duration_ms, optional_identifier, page_size, require_identifier, text
-from liveness.server.wire import worker_key
+from liveness.server.wire import event_message, worker_key
 from liveness.slices import build_in_slices
 from liveness.store.api import ActivityRow
 from liveness.telemetry.telemetry import Telemetry
@@ -24,6 +26,7 @@ from liveness.v1 import activity_pb2 as pb
 POLL_MS_DEFAULT = 20_000
 POLL_MS_MAX = 60_000
 ACTIVITIES_PER_POLL_MAX = 100
+HISTORY_EVENTS_MAX = 1_000
 
 
 _NO_ACTIVITY = ActivityId("", "", "")
@@ -82,13 +85,9 @@ class ActivityService:
     async def schedule_activity(self, request: pb.ScheduleActivityRequest) -> pb.ScheduleActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
         spec = wire.spec(request, require_identifier("task_queue", request.task_queue))
-        delay_ms = (
-            duration_ms("start_delay", request.start_delay, allow_zero=True)
-            if request.HasField("start_delay")
-            else 0
-        )
+        start = wire.start(request, self._node.clock.wall_ms())
         with self._counting_refusals(key.namespace):
-            created, activity = await self._ownership.schedule(key, spec, delay_ms)
+            created, activity = await self._ownership.schedule(key, spec, start, caller_name())
         return pb.ScheduleActivityResponse(created=created, state=wire.state_number(activity))
 
     async def poll_activity(self, request: pb.PollActivityRequest) -> pb.PollActivityResponse:
@@ -132,6 +131,7 @@ class ActivityService:
             after_ms=after_ms,
             quarantine=request.quarantine,
             details=wire.last_heartbeat_details(request),
+            stack_trace=wire.stack_trace(request.stack_trace),
         )
         return pb.FailActivityResponse(state=wire.state_number(activity))
 
@@ -183,6 +183,20 @@ class ActivityService:
         )
         return pb.DescribeActivityResponse(activity=message)
 
+    async def get_activity_history(
+        self, request: pb.GetActivityHistoryRequest
+    ) -> pb.GetActivityHistoryResponse:
+        key = wire.activity_key(request.namespace, request.id)
+        shard, _ = await self._ownership.describe(key)
+        found = await self._node.store.activity_history(key, shard.id, limit=HISTORY_EVENTS_MAX + 1)
+        entries = list(reversed(found[:HISTORY_EVENTS_MAX]))
+        told = [entry for entry in entries if not isinstance(entry.event, ActivityHeartbeatRecorded)]
+        return pb.GetActivityHistoryResponse(
+            attempts=wire.attempt_messages(entries),
+            events=await build_in_slices(told, partial(event_message, shard.id)),
+            is_cut=found.is_cut or len(found) > HISTORY_EVENTS_MAX,
+        )
+
     async def list_activities(self, request: pb.ListActivitiesRequest) -> pb.ListActivitiesResponse:
         namespace = require_identifier("namespace", request.namespace)
         activity_filter = wire.activity_filter(request.filter)
@@ -218,11 +232,11 @@ class ActivityService:
 
     async def cancel_activity(self, request: pb.CancelActivityRequest) -> pb.CancelActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
-        was_held = await self._ownership.cancel(key, text("reason", request.reason))
+        was_held = await self._ownership.cancel(key, text("reason", request.reason), caller_name())
         return pb.CancelActivityResponse(was_held=was_held)
 
     async def retry_activity(self, request: pb.RetryActivityRequest) -> pb.RetryActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
         with self._counting_refusals(key.namespace):
-            activity = await self._ownership.retry(key, caller_name())
+            activity = await self._ownership.retry(key, caller_name(), text("reason", request.reason))
         return pb.RetryActivityResponse(state=wire.state_number(activity))

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from sys import intern
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.domain.activity import Activity, ActivityState, limit_ends
-from liveness.domain.activity_decider import ActivitySpec, AttemptHolder, HeartbeatDetails
+from liveness.domain.activity_decider import AT_ONCE, ActivitySpec, AttemptHolder, HeartbeatDetails, Start
+from liveness.domain.activity_history import AttemptOutcome, AttemptRecord, TimedEvent, attempts_of
 from liveness.domain.errors import InvalidField
-from liveness.domain.events import NO_LIMITS, Retry, TimeLimit, TimeLimits
+from liveness.domain.events import DEFAULT_PRIORITY, NO_LIMITS, Priority, Retry, TimeLimit, TimeLimits
 from liveness.domain.keys import ActivityId, ActivityKey
+from liveness.domain.policy import DURATION_MS_MAX
 from liveness.server.validation import (
     STATES_MAX,
     check_count,
     duration_ms,
     optional_identifier,
     require_identifier,
+    timestamp_ns,
 )
 from liveness.server.wire import attempt_number, duration, timestamp
 from liveness.store.api import ActivityFilter
+from liveness.store.codec import LogEntry
 from liveness.v1 import activity_pb2
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 ENCODING_BYTES_MAX = 64
 DETAILS_BYTES_MAX = 16 * 1024
+STACK_TRACE_BYTES_MAX = 16 * 1024
+PRIORITY_KEY_MAX = 5
+FAIRNESS_KEY_BYTES_MAX = 64
 LISTED_DETAILS_BYTES_MAX = 256
 ACTIVITY_TYPES_PER_POLL_MAX = 1_000
 EPOCH_MAX = 2**63 - 1
@@ -38,6 +46,10 @@ _STATES: dict[ActivityState, activity_pb2.ActivityState.ValueType] = {
     if state is not ActivityState.CANCEL_REQUESTED
 }
 _STATES_BY_NUMBER = {number: state for state, number in _STATES.items()}
+_OUTCOMES: dict[AttemptOutcome, activity_pb2.AttemptOutcome.ValueType] = {
+    outcome: activity_pb2.AttemptOutcome.Value(f"ATTEMPT_OUTCOME_{outcome.name}")
+    for outcome in AttemptOutcome
+}
 _LIMIT_NAMES = tuple(limit.value for limit in TimeLimit)
 _TIMEOUT_TYPES: dict[str, activity_pb2.TimeoutType.ValueType] = {
     limit.value: activity_pb2.TimeoutType.Value(f"TIMEOUT_TYPE_{limit.name}") for limit in TimeLimit
@@ -66,7 +78,39 @@ def spec(
         _retry(message.retry_policy),
         payload_encoding("input_encoding", message.input_encoding),
         _time_limits(message.timeouts),
+        _priority(message.priority),
     )
+
+
+def start(message: activity_pb2.ScheduleActivityRequest, wall_ms: int) -> Start:
+    """When the activity becomes available. `wall_ms`: now."""
+    if not message.HasField("start_time"):
+        if not message.HasField("start_delay"):
+            return AT_ONCE
+        return Start(duration_ms("start_delay", message.start_delay, allow_zero=True))
+    if message.HasField("start_delay"):
+        raise InvalidField(field="start_time", rule="must not be set together with start_delay")
+    start_ms = timestamp_ns("start_time", message.start_time) // 1_000_000
+    delay_ms = max(start_ms - wall_ms, 0)
+    if delay_ms > DURATION_MS_MAX:
+        raise InvalidField(field="start_time", rule="must be at most 100 years ahead")
+    return Start(delay_ms, start_ms if delay_ms else 0)
+
+
+def _priority(message: activity_pb2.Priority) -> Priority:
+    default = DEFAULT_PRIORITY
+    if not 0 <= message.priority_key <= PRIORITY_KEY_MAX:
+        raise InvalidField(field="priority.priority_key", rule=f"must be 0 (for 3) to {PRIORITY_KEY_MAX}")
+    weight = message.fairness_weight or default.fairness_weight
+    if not 0.001 <= weight <= 1_000:
+        raise InvalidField(field="priority.fairness_weight", rule="must be 0 (for 1) or 0.001 to 1000")
+    key = optional_identifier("priority.fairness_key", message.fairness_key)
+    if len(key.encode()) > FAIRNESS_KEY_BYTES_MAX:
+        raise InvalidField(
+            field="priority.fairness_key", rule=f"must be at most {FAIRNESS_KEY_BYTES_MAX} bytes of UTF-8"
+        )
+    priority = Priority(message.priority_key or default.priority_key, intern(key), weight)
+    return default if priority == default else priority
 
 
 def _time_limits(message: activity_pb2.ActivityTimeouts) -> TimeLimits:
@@ -142,6 +186,14 @@ def _retry(message: activity_pb2.RetryPolicy) -> Retry:
             )
     deaths = message.maximum_worker_deaths if message.HasField("maximum_worker_deaths") else None
     return Retry(initial_ms, coefficient, max_ms, message.maximum_attempts, deaths)
+
+
+def stack_trace(value: str) -> str:
+    if len(value.encode()) > STACK_TRACE_BYTES_MAX:
+        raise InvalidField(
+            field="stack_trace", rule=f"must be at most {STACK_TRACE_BYTES_MAX} bytes of UTF-8"
+        )
+    return value
 
 
 def holder(
@@ -231,6 +283,31 @@ def _add_limits(message: activity_pb2.Activity, activity: Activity, now_ms: int,
         message.next_timeout_type = _TIMEOUT_TYPES[first.limit.value]
 
 
+def attempt_messages(entries: Iterable[LogEntry]) -> list[activity_pb2.ActivityAttempt]:
+    """The attempts that these events of one activity tell of, oldest first."""
+    history = [TimedEvent(entry.wall_ms, entry.event) for entry in entries]  # type: ignore[arg-type]
+    return [_attempt_message(record) for record in attempts_of(history)]
+
+
+def _attempt_message(record: AttemptRecord) -> activity_pb2.ActivityAttempt:
+    return activity_pb2.ActivityAttempt(
+        attempt=attempt_number(record.attempt),
+        worker_instance_key=record.worker,
+        lease_epoch=record.epoch,
+        start_time=_time(record.start_wall_ms),
+        end_time=_time(record.end_wall_ms),
+        outcome=_OUTCOMES[record.outcome],
+        message=record.message,
+        stack_trace=record.stack_trace,
+        timeout_type=_TIMEOUT_TYPES.get(record.limit, activity_pb2.TIMEOUT_TYPE_UNSPECIFIED),
+        last_heartbeat_time=_time(record.heard_wall_ms),
+    )
+
+
+def _time(wall_ms: int) -> Timestamp | None:
+    return timestamp(wall_ms) if wall_ms else None
+
+
 def activity_message(
     key: ActivityKey, activity: Activity, shard_id: int, *, now_ms: int, wall_ms: int, include_payloads: bool
 ) -> activity_pb2.Activity:
@@ -265,6 +342,8 @@ def activity_message(
             )
         )
     _add_limits(message, activity, now_ms, wall_ms)
+    if activity.priority is not DEFAULT_PRIORITY:
+        message.priority.CopyFrom(activity_pb2.Priority(**activity.priority._asdict()))
     if activity.timed_out:
         message.timeout_type = _TIMEOUT_TYPES[activity.timed_out]
     if activity.state is ActivityState.STARTED and activity.heard_wall_ms:
@@ -276,7 +355,8 @@ def activity_message(
         message.heartbeat_details_encoding = activity.details_encoding
         message.heartbeat_details_time.CopyFrom(timestamp(activity.details_wall_ms))
     if activity.state is ActivityState.WAITING:
-        message.due_time.CopyFrom(timestamp(wall_ms - now_ms + activity.due_ms))
+        due_wall_ms = activity.start_wall_ms or wall_ms - now_ms + activity.due_ms
+        message.due_time.CopyFrom(timestamp(due_wall_ms))
     if include_payloads:
         message.input = activity.input
         message.input_encoding = activity.input_encoding

@@ -118,7 +118,7 @@ class OrdersHandlers:
 
 
 def _matches(worker_filter: WorkerFilter, key: WorkerKey, worker: Worker) -> bool:
-    profile = worker.profile
+    profile = worker.shared.profile
     return (
         worker.state is not WorkerState.CLEANED_UP
         and (not worker_filter.states or worker.state in worker_filter.states)

@@ -29,7 +29,7 @@ from liveness.domain.registry import (
     name_of,
 )
 from liveness.domain.registry_decider import Registration, current_status, is_stale
-from liveness.domain.worker import Worker, WorkerState, full_profile
+from liveness.domain.worker import Worker, WorkerState
 from liveness.server import wire
 from liveness.server.validation import (
     check_count,
@@ -195,7 +195,7 @@ class EntryFilter(NamedTuple):
         """The estimated processor time of `matches`, in microseconds."""
         cost_us = EXAMINE_US
         if self.labels:
-            cost_us += len(full_profile(worker.profile).labels) // LABELS_PER_US
+            cost_us += len(worker.shared.profile.labels) // LABELS_PER_US
         if self.runtime:
             cost_us += len(entry.runtime) // JSON_BYTES_PER_US
         return cost_us
@@ -205,7 +205,7 @@ class EntryFilter(NamedTuple):
             return False
         if self.stale and not is_stale(worker, entry, now_ms):
             return False
-        if self.labels and not set(self.labels) <= set(full_profile(worker.profile).labels):
+        if self.labels and not set(self.labels) <= set(worker.shared.profile.labels):
             return False
         if not self.runtime:
             return True
@@ -249,7 +249,7 @@ def entry_message(
     key: WorkerKey, worker: Worker, entry: Entry, now_ms: int, wall_ms: int
 ) -> registry_pb2.RegistryEntry:
     """`now_ms` on the shard's clock and `wall_ms` are the same moment."""
-    profile = full_profile(worker.profile)
+    profile = worker.profile
     seen_ms = worker.renewed_wall_ms
     message = registry_pb2.RegistryEntry(
         namespace=key.namespace,

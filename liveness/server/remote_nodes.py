@@ -10,7 +10,7 @@ from typing import TypeVar
 import grpc
 
 from liveness.cluster.peers import Peers, was_cancelled_by_channel
-from liveness.dispatch.queue_index import ActivityTypes
+from liveness.dispatch.available_activities import ActivityTypes
 from liveness.dispatch.remote import HeldAttempt, RemoteOwnershipResponder
 from liveness.dispatch.worker_bindings import Binding, HolderView
 from liveness.domain.activity import Activity

@@ -24,7 +24,6 @@ from liveness.domain.worker import (
     WorkerState,
     WorkerStatus,
 )
-from liveness.domain.worker import full_profile as whole_profile
 from liveness.engine.shard import HeartbeatOutcome
 from liveness.security.redaction import redact_json
 from liveness.server.component_wire import component_message, group_message
@@ -342,7 +341,7 @@ def worker_message(
     standing, last_heartbeat_ms = worker.standing, worker.renewed_wall_ms
     if last_heartbeat_ms is None:  # read from a row of a version that did not store it
         last_heartbeat_ms = wall_ms - now_ms + worker.renewed_ms
-    profile = whole_profile(worker.profile)
+    profile = worker.profile
     message = worker_pb2.Worker(
         namespace=key.namespace,
         worker_instance_key=key.instance_key,

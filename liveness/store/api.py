@@ -127,7 +127,7 @@ class ShardCommit:
 
 
 class ShardSnapshot(NamedTuple):
-    """A shard as read back by a take-over: the checkpoint, and the log after it."""
+    """A shard as read back by a take-over: its rows and its checkpoint, and the log after it."""
 
     shard_id: int
     epoch: int
@@ -138,8 +138,10 @@ class ShardSnapshot(NamedTuple):
     takeovers: tuple[int, ...]
     """Observed times of the last take-overs, this one included, oldest first."""
     checkpoint_seq: int
-    renewal_states: list[RenewalState]
-    workers: dict[WorkerKey, tuple[Worker, int]]
+    workers: dict[WorkerKey, Worker]
+    """As of the checkpoint, apart from changes that are in `tail`; or as of their row, if that is newer."""
+    row_seqs: dict[WorkerKey, int]
+    """Of the workers whose row is newer than the checkpoint: how much of the log it contains."""
     tail: list[LogEntry]
     """Log entries after the checkpoint that are not yet contained in the row of their worker."""
     activities: dict[ActivityKey, Activity]
@@ -362,6 +364,11 @@ class Store(Protocol):
         kinds: Collection[str] = (),
     ) -> Page[LogEntry]:
         """`kinds`: only events of these kinds; empty for all."""
+
+    async def activity_history(
+        self, key: ActivityKey, shard_id: int, *, limit: int, without: Collection[str] = ()
+    ) -> Page[LogEntry]:
+        """The newest events about an activity, newest first. `without`: kinds that are left out."""
 
     async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
         """The deaths in a namespace from one wall time to another, both included; at most about 100,000."""

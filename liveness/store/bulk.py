@@ -36,13 +36,26 @@ def insert_rows(
     are added to the existing ones instead. `constant_columns`: columns with the same value in all rows, as SQL.
     Rows are consumed lazily: allocating memory for a hundred thousand at once costs more than filling it.
     """
-    names = columns or tuple(column.name for column in table.columns)
-    style = _param_style(connection)
+    names = columns
     for chunk in _chunks(rows):
+        # Asked only if there are rows: most commits have none for most tables.
+        names = names or _column_names(table)
         statement = _insert_text(
-            table.name, names, len(chunk), replace_on, keep_columns, style, constant_columns, add=add
+            table.name,
+            names,
+            len(chunk),
+            replace_on,
+            keep_columns,
+            _param_style(connection),
+            constant_columns,
+            add=add,
         )
         _execute(connection, statement, tuple(chain.from_iterable(chunk)))
+
+
+@cache
+def _column_names(table: Table) -> tuple[str, ...]:
+    return tuple(column.name for column in table.columns)
 
 
 def update_rows(

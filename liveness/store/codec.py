@@ -7,6 +7,7 @@ columns, so that a flipped bit is detected and never served. For projections and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from sys import intern
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,7 +20,15 @@ from liveness.domain import events
 from liveness.domain.activity import Activity, ActivityState, EndedAttempt, ReleasedAttempt
 from liveness.domain.component import NO_ORDERS, Component, ComponentStatus, OrderAction, OrderBook
 from liveness.domain.death_certificate import Death
-from liveness.domain.events import NO_LIMITS, Event, LeaseRenewed, Retry, TimeLimits
+from liveness.domain.events import (
+    DEFAULT_PRIORITY,
+    NO_LIMITS,
+    Event,
+    LeaseRenewed,
+    Priority,
+    Retry,
+    TimeLimits,
+)
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
@@ -30,14 +39,13 @@ from liveness.domain.worker import (
     NO_STANDING,
     BoundActivity,
     InactiveReason,
-    Profile,
     Standing,
     Worker,
     WorkerState,
     WorkerStatus,
-    compact_profile,
-    full_profile,
     intern_ms,
+    pack_texts,
+    shared_state,
 )
 from liveness.store.errors import CorruptRow, WrittenByNewerVersion
 from liveness.store.schema import RENEWALS_KIND
@@ -217,6 +225,18 @@ def verify_checksum(payload: str, table: str, *columns: str | int) -> None:
         raise CorruptRow(table=table, row=", ".join(map(str, columns)))
 
 
+def verify_worker_checksum(
+    payload: str, namespace: str, key: str, number: int, as_of_seq: int, state: int
+) -> None:
+    """`verify_checksum` for the table `workers`, of which a start may read a million rows."""
+    if payload.endswith(_ENDS_WITHOUT_CHECKSUM):
+        return
+    columns = f"({namespace!a}, {key!a}, {number}, {as_of_seq}, {state})"  # what `ascii` writes for a tuple
+    checksum = crc32(payload[:-_CHECKSUM_CHARS].encode(), crc32(columns.encode()))
+    if payload[-_CHECKSUM_CHARS:] != _to_whitespace(checksum):
+        raise CorruptRow(table="workers", row=", ".join(map(str, (namespace, key, number, as_of_seq, state))))
+
+
 class ChecksumWriter:
     """`add_checksum` for many rows that differ only in the first column; needs at least two other columns."""
 
@@ -258,12 +278,20 @@ class RenewalState(NamedTuple):
     """Stored for several states together, see `encode_renewal_states`; earlier versions stored none."""
 
 
+def renewal_state_of(worker: Worker) -> RenewalState:
+    number, sequence, renewed_ms, successes, errors, heartbeats, wall_offset_ms, _, _, shared = worker
+    return _new(RenewalState, (
+        number, sequence, renewed_ms, successes, errors, shared.resync, wall_offset_ms, heartbeats,
+    ))  # fmt: skip
+
+
 _STORED_STATE_FIELDS = RenewalState._fields.index("wall_offset_ms")
+_new = tuple.__new__
 _NO_WORKER = 0
 _HEARTBEATS = -1
 """In place of a worker's number: the state has the heartbeats of the `_COUNTS_PER_STATE` states before it."""
 _COUNTS_PER_STATE = 4
-_renewal_states_decoder = msgspec.json.Decoder(list[RenewalState])
+_renewal_states_decoder = msgspec.json.Decoder(list[tuple[int, int, int, int, int, bool]])
 
 
 def encode_renewal_states(renewal_states: Iterable[RenewalState]) -> str:
@@ -293,19 +321,29 @@ def _offset_order(state: RenewalState) -> tuple[bool, int]:
 
 
 def decode_renewal_states(payload: str) -> list[RenewalState]:
+    """A start may decode a million: each is made once, by the constructor of tuples, when its heartbeats are known."""
     states: list[RenewalState] = []
-    offset_ms, counted_before = None, 0
-    for state in _renewal_states_decoder.decode(payload):
-        if state.number == _NO_WORKER:
-            offset_ms = intern_ms(state.sequence)
-        elif state.number == _HEARTBEATS:
-            counted = len(states)
-            counts = state.sequence, state.renewed_ms, state.successes, state.errors
-            for index, heartbeats in zip(range(counted_before, counted), counts, strict=False):
-                states[index] = states[index]._replace(heartbeats=heartbeats)
-            counted_before = counted
-        else:
-            states.append(state if offset_ms is None else state._replace(wall_offset_ms=offset_ms))
+    uncounted: list[tuple[int, int, int, int, int, bool]] = []
+    offsets: list[int | None] = []
+    """Of `uncounted`, in the same order."""
+    offset_ms = None
+
+    def add(counts: Iterable[int]) -> None:
+        for fields, offset, heartbeats in zip(uncounted, offsets, counts, strict=False):
+            states.append(_new(RenewalState, (*fields, offset, heartbeats)))
+        uncounted.clear()
+        offsets.clear()
+
+    for entry in _renewal_states_decoder.decode(payload):
+        number = entry[0]
+        if number > 0:
+            uncounted.append(entry)
+            offsets.append(offset_ms)
+        elif number == _NO_WORKER:
+            offset_ms = intern_ms(entry[1])
+        elif number == _HEARTBEATS:
+            add(entry[1:5])
+    add(repeat(0))  # written by a version that did not count
     return states
 
 
@@ -322,6 +360,22 @@ class _StoredStanding(msgspec.Struct, omit_defaults=True):
     last_error_wall_ms: int = 0
 
 
+class _StoredProfile(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A `Profile` as it is read: a NamedTuple takes longer to make."""
+
+    worker_identity: str = ""
+    task_queue: str = ""
+    build_id: str = ""
+    sdk_name: str = ""
+    sdk_version: str = ""
+    host_name: str = ""
+    process_id: str = ""
+    start_time_ns: int | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    capabilities: tuple[str, ...] = ()
+    current_job: str = ""
+
+
 class _StoredWorker(msgspec.Struct, omit_defaults=True):
     session_id: str
     sequence: int
@@ -332,7 +386,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
     bindings: list[BoundActivity] = []
     lost: list[BoundActivity] = []
     superseded: tuple[str, ...] = ()
-    profile: Profile = Profile()
+    profile: _StoredProfile = _StoredProfile()
     status: WorkerStatus = WorkerStatus.UNSPECIFIED
     last_error: str = ""
     successes: int = 0
@@ -348,6 +402,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
 
 _worker_decoder = msgspec.json.Decoder(_StoredWorker)
 _WORKER_STATES = {int(state): state for state in WorkerState}
+ACTIVE = WorkerState.ACTIVE
 
 
 def encode_worker(worker: Worker) -> str:
@@ -362,7 +417,7 @@ def encode_worker(worker: Worker) -> str:
             bindings=list(worker.bindings.values()),
             lost=list(worker.lost.values()),
             superseded=worker.superseded,
-            profile=full_profile(worker.profile),
+            profile=_StoredProfile(*worker.profile),
             status=worker.status,
             last_error=worker.last_error,
             successes=worker.successes,
@@ -410,23 +465,30 @@ def _decode_standing(stored: _StoredStanding) -> Standing:
     )
 
 
-def decode_worker(number: int, state: int, payload: str) -> Worker:
+def decode_worker(number: int, state: int, payload: str, checkpointed: RenewalState | None = None) -> Worker:
+    """`checkpointed`: the renewals up to the checkpoint, if the row is older."""
     # A start may decode a million workers: by position, which takes half the time.
     (
         session_id, sequence, epoch, granted_ms, renewed_ms, deadline_ms, bindings, lost, superseded, profile, status,
         last_error, successes, errors, resync, inactive_reason, inactive_detail, standing, renewed_wall_ms,
         principal, heartbeats,
     ) = astuple(_worker_decoder.decode(payload))  # fmt: skip
-    return Worker._make(
-        (
-            number, _WORKER_STATES[state], session_id, sequence, epoch, intern_ms(granted_ms), renewed_ms, deadline_ms,
-            _bindings_by_id(bindings) if bindings else NO_BINDINGS, _bindings_by_id(lost) if lost else NO_BINDINGS, superseded,
-            compact_profile(profile), status, last_error, successes, errors, resync, inactive_reason, inactive_detail,
-            NO_STANDING if standing is None else _decode_standing(standing),
-            None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms), intern(principal),
-            heartbeats,
-        )
+    wall_offset_ms = None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms)
+    if checkpointed is not None:
+        counted = heartbeats
+        _, sequence, renewed_ms, successes, errors, resync, wall_offset_ms, heartbeats = checkpointed
+        # A checkpoint of a version that did not count heartbeats has none.
+        heartbeats = max(counted, heartbeats)
+    texts, shared_profile = pack_texts(session_id, astuple(profile))
+    shared = shared_state(
+        _WORKER_STATES[state], epoch, intern_ms(granted_ms), _bindings_by_id(bindings) if bindings else NO_BINDINGS,
+        _bindings_by_id(lost) if lost else NO_BINDINGS, superseded, shared_profile, status, last_error, resync, inactive_reason,
+        inactive_detail, NO_STANDING if standing is None else _decode_standing(standing), intern(principal),
     )  # fmt: skip
+    end_ms = None if shared.state is ACTIVE else deadline_ms
+    return _new(Worker, (
+        number, sequence, renewed_ms, successes, errors, heartbeats, wall_offset_ms, end_ms, texts, shared,
+    ))  # fmt: skip
 
 
 def _bindings_by_id(activities: list[BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
@@ -458,6 +520,8 @@ class _StoredActivity(msgspec.Struct, omit_defaults=True):
     details: bytes = b""
     details_encoding: str = ""
     details_wall_ms: int = 0
+    start_wall_ms: int = 0
+    priority: Priority = DEFAULT_PRIORITY
     timed_out: str = ""
 
 
@@ -549,6 +613,11 @@ def decode_takeovers(payload: str) -> tuple[int, ...]:
 def replace_unstorable(text: str) -> str:
     """Replace NUL and lone surrogates, which databases refuse, in text from any source."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
+
+
+def activity_payload_prefix(id: ActivityId) -> str:
+    """How the payloads of all events about an activity begin, within its workflow."""
+    return _encode({"run_id": id.run_id, "activity_id": id.activity_id}).decode()[:-1] + ","
 
 
 def event_kind(event: Event | RenewalBatch) -> str:

@@ -156,7 +156,7 @@ def _worker_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
         if row is not None
     ]
     for key, shard_id, (worker, as_of_seq) in sorted(changed, key=itemgetter(0)):
-        profile, number, state = worker.profile, worker.number, int(worker.state)
+        profile, number, state = worker.shared.profile, worker.number, int(worker.state)
         yield (
             key.namespace,
             key.instance_key,

@@ -119,6 +119,13 @@ log = Table(
         sqlite_where=text("worker_key IS NOT NULL"),
         postgresql_where=text("worker_key IS NOT NULL"),
     ),
+    Index(
+        "log_by_workflow",
+        "workflow_id",
+        "seq",
+        sqlite_where=text("workflow_id IS NOT NULL"),
+        postgresql_where=text("workflow_id IS NOT NULL"),
+    ),
     sqlite_strict=True,
     sqlite_autoincrement=True,  # a reused id could be below a checkpoint's position, and recovery would skip the row
 )

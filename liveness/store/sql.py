@@ -396,6 +396,30 @@ class SqlStore:
 
         return await self._database.read(read)
 
+    async def activity_history(
+        self, key: ActivityKey, shard_id: int, *, limit: int, without: Collection[str] = ()
+    ) -> Page[LogEntry]:
+        prefix = codec.activity_payload_prefix(key.id)
+        query = (
+            select(*LOG_COLUMNS)
+            .where(
+                log.c.workflow_id == key.workflow_id,
+                log.c.namespace == key.namespace,
+                log.c.shard_id == shard_id,
+                func.substr(log.c.payload, 1, len(prefix)) == prefix,
+            )
+            .order_by(log.c.seq.desc())
+            .limit(limit)
+        )
+        if without:
+            query = query.where(log.c.kind.not_in(without))
+
+        def read(connection: Connection) -> Page[LogEntry]:
+            rows = read_page(connection, query, log.c.payload)
+            return Page.of((codec.decode_entry(LogRow(*row)) for row in rows), is_cut=rows.is_cut)
+
+        return await self._database.read(read)
+
     async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
         return await self._database.read(
             lambda connection: read_deaths(connection, namespace, from_wall_ms, to_wall_ms)

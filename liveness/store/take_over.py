@@ -66,14 +66,14 @@ def take_over(
         row.shard_id: row
         for row in connection.execute(select(checkpoints).where(checkpoints.c.shard_id.in_(shard_ids)))
     }
-    worker_rows = _read_workers(connection, shard_ids)
+    shard_workers = _read_workers(connection, shard_ids, checkpoint_rows)
     activity_rows = _read_activities(connection, shard_ids)
     slots_by_shard = _read_slots(connection, shard_ids)
     epoch_floors = read_epoch_floors(connection, shard_ids)
     progress = read_progress(connection, shard_ids)
     previous_heads = {head.shard_id: head.last_seq - 1 for head in heads}
     checkpoint_positions = {id: (row.seq, row.position) for id, row in checkpoint_rows.items()}
-    tails = _read_tails(connection, previous_heads, checkpoint_positions, worker_rows)
+    tails = _read_tails(connection, previous_heads, checkpoint_positions, shard_workers)
     return [
         ShardSnapshot(
             shard_id=head.shard_id,
@@ -83,10 +83,8 @@ def take_over(
             taken_wall_ms=wall_ms,
             takeovers=takeovers[head.shard_id],
             checkpoint_seq=checkpoint_rows[head.shard_id].seq if head.shard_id in checkpoint_rows else 0,
-            renewal_states=_read_renewal_states(checkpoint_rows[head.shard_id])
-            if head.shard_id in checkpoint_rows
-            else [],
-            workers=worker_rows[head.shard_id],
+            workers=shard_workers[head.shard_id].workers,
+            row_seqs=shard_workers[head.shard_id].row_seqs,
             tail=tails[head.shard_id],
             activities=activity_rows[head.shard_id],
             slots=slots_by_shard[head.shard_id],
@@ -95,11 +93,6 @@ def take_over(
         )
         for head in heads
     ]
-
-
-def _read_renewal_states(row: Row[Any]) -> list[RenewalState]:
-    codec.verify_checksum(row.payload, "checkpoints", row.shard_id, row.seq, row.position)
-    return codec.decode_renewal_states(row.payload)
 
 
 def _lock_unchanged(
@@ -123,7 +116,29 @@ def _read_slots(connection: Connection, shard_ids: Sequence[int]) -> Mapping[int
     return found
 
 
-def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[int, dict[WorkerKey, Any]]:
+class _ShardWorkers:
+    """The workers of one shard, as far as rows and checkpoint tell."""
+
+    __slots__ = ("checkpoint_seq", "checkpointed", "row_seqs", "workers")
+
+    def __init__(self, checkpoint: Row[Any] | None) -> None:
+        self.workers: dict[WorkerKey, Worker] = {}
+        self.row_seqs: dict[WorkerKey, int] = {}
+        """How much of the log a row contains, for rows that are newer than the checkpoint."""
+        self.checkpoint_seq = 0
+        self.checkpointed: dict[int, RenewalState] = {}
+        """The renewals up to the checkpoint, by the number of the worker."""
+        if checkpoint is not None:
+            shard_id, self.checkpoint_seq, position, payload = (
+                checkpoint.shard_id, checkpoint.seq, checkpoint.position, checkpoint.payload,
+            )  # fmt: skip
+            codec.verify_checksum(payload, "checkpoints", shard_id, self.checkpoint_seq, position)
+            self.checkpointed = {state.number: state for state in codec.decode_renewal_states(payload)}
+
+
+def _read_workers(
+    connection: Connection, shard_ids: Sequence[int], checkpoint_rows: Mapping[int, Row[Any]]
+) -> Mapping[int, _ShardWorkers]:
     query = select(
         workers.c.shard_id,
         workers.c.namespace,
@@ -133,11 +148,18 @@ def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[i
         workers.c.state,
         workers.c.payload,
     ).where(_shard_condition(connection, workers.c.shard_id, shard_ids))
-    found: defaultdict[int, dict[WorkerKey, Any]] = defaultdict(dict)
+    found = {shard_id: _ShardWorkers(checkpoint_rows.get(shard_id)) for shard_id in shard_ids}
     for shard_id, namespace, key, number, as_of_seq, state, payload in read_rows(connection, query):
-        codec.verify_checksum(payload, "workers", namespace, key, number, as_of_seq, state)
-        worker_key = WorkerKey(intern(namespace), key)  # one copy of a name that many keys share
-        found[shard_id][worker_key] = (codec.decode_worker(number, state, payload), as_of_seq)
+        codec.verify_worker_checksum(payload, namespace, key, number, as_of_seq, state)
+        shard = found[shard_id]
+        # One copy of a name that many keys share; by the constructor of tuples, because there may be a million.
+        worker_key = tuple.__new__(WorkerKey, (intern(namespace), key))
+        checkpointed = None
+        if as_of_seq > shard.checkpoint_seq:
+            shard.row_seqs[worker_key] = as_of_seq
+        else:
+            checkpointed = shard.checkpointed.pop(number, None)
+        shard.workers[worker_key] = codec.decode_worker(number, state, payload, checkpointed)
     return found
 
 
@@ -180,7 +202,7 @@ def _read_tails(
     connection: Connection,
     heads: Mapping[int, int],
     checkpoint_positions: Mapping[int, tuple[int, int]],
-    worker_rows: Mapping[int, Mapping[WorkerKey, tuple[Worker, int]]],
+    shard_workers: Mapping[int, _ShardWorkers],
 ) -> Mapping[int, list[LogEntry]]:
     """Each shard's entries after its checkpoint, up to its head, in one scan for all shards.
 
@@ -199,8 +221,8 @@ def _read_tails(
         if not after[shard_id] < seq <= heads[shard_id]:
             continue
         read_seqs[shard_id].append(seq)
-        known = worker_rows[shard_id].get((namespace, worker))  # type: ignore[call-overload]
-        if known is None or known[1] < seq or seq == heads[shard_id]:
+        row_seq = shard_workers[shard_id].row_seqs.get((namespace, worker), 0)  # type: ignore[call-overload]
+        if row_seq < seq or seq == heads[shard_id]:
             found[shard_id].append(codec.decode_entry(LogRow._make(values)))
     for shard_id in behind:
         if read_seqs[shard_id] != list(range(after[shard_id] + 1, heads[shard_id] + 1)):

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from liveness.v1 import event_pb2 as _event_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -86,6 +87,41 @@ TIMEOUT_TYPE_SCHEDULE_TO_START: TimeoutType.ValueType  # 2
 TIMEOUT_TYPE_SCHEDULE_TO_CLOSE: TimeoutType.ValueType  # 3
 TIMEOUT_TYPE_HEARTBEAT: TimeoutType.ValueType  # 4
 Global___TimeoutType: _TypeAlias = TimeoutType  # noqa: Y015
+
+class _AttemptOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AttemptOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttemptOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ATTEMPT_OUTCOME_UNSPECIFIED: _AttemptOutcome.ValueType  # 0
+    ATTEMPT_OUTCOME_RUNNING: _AttemptOutcome.ValueType  # 1
+    ATTEMPT_OUTCOME_COMPLETED: _AttemptOutcome.ValueType  # 2
+    ATTEMPT_OUTCOME_FAILED: _AttemptOutcome.ValueType  # 3
+    ATTEMPT_OUTCOME_TIMED_OUT: _AttemptOutcome.ValueType  # 4
+    """A time limit was over."""
+    ATTEMPT_OUTCOME_WORKER_DIED: _AttemptOutcome.ValueType  # 5
+    ATTEMPT_OUTCOME_LOST: _AttemptOutcome.ValueType  # 6
+    """Its worker let go of it, or left in order."""
+    ATTEMPT_OUTCOME_GIVEN_BACK: _AttemptOutcome.ValueType  # 7
+    """Its worker returned it, or never received it."""
+    ATTEMPT_OUTCOME_CANCELLED: _AttemptOutcome.ValueType  # 8
+
+class AttemptOutcome(_AttemptOutcome, metaclass=_AttemptOutcomeEnumTypeWrapper): ...
+
+ATTEMPT_OUTCOME_UNSPECIFIED: AttemptOutcome.ValueType  # 0
+ATTEMPT_OUTCOME_RUNNING: AttemptOutcome.ValueType  # 1
+ATTEMPT_OUTCOME_COMPLETED: AttemptOutcome.ValueType  # 2
+ATTEMPT_OUTCOME_FAILED: AttemptOutcome.ValueType  # 3
+ATTEMPT_OUTCOME_TIMED_OUT: AttemptOutcome.ValueType  # 4
+"""A time limit was over."""
+ATTEMPT_OUTCOME_WORKER_DIED: AttemptOutcome.ValueType  # 5
+ATTEMPT_OUTCOME_LOST: AttemptOutcome.ValueType  # 6
+"""Its worker let go of it, or left in order."""
+ATTEMPT_OUTCOME_GIVEN_BACK: AttemptOutcome.ValueType  # 7
+"""Its worker returned it, or never received it."""
+ATTEMPT_OUTCOME_CANCELLED: AttemptOutcome.ValueType  # 8
+Global___AttemptOutcome: _TypeAlias = AttemptOutcome  # noqa: Y015
 
 @_typing.final
 class ActivityId(_message.Message):
@@ -201,6 +237,36 @@ class ActivityTimeouts(_message.Message):
 Global___ActivityTimeouts: _TypeAlias = ActivityTimeouts  # noqa: Y015
 
 @_typing.final
+class Priority(_message.Message):
+    """In which order activities that wait in one task queue are handed out, as in Temporal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_KEY_FIELD_NUMBER: _builtins.int
+    FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
+    FAIRNESS_WEIGHT_FIELD_NUMBER: _builtins.int
+    priority_key: _builtins.int
+    """1 to 5; lower ones come first. 0: 3."""
+    fairness_key: _builtins.str
+    """Activities of one priority are handed out to these keys by turns, for example to tenants. At most 64 bytes."""
+    fairness_weight: _builtins.float
+    """How many turns the key gets, compared with others: 0.001 to 1000. 0: 1."""
+    def __init__(
+        self,
+        *,
+        priority_key: _builtins.int = ...,
+        fairness_key: _builtins.str = ...,
+        fairness_weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness_key", b"fairness_key", "fairness_weight", b"fairness_weight", "priority_key", b"priority_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
+@_typing.final
 class Activity(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -232,6 +298,7 @@ class Activity(_message.Message):
     HEARTBEAT_DETAILS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_DETAILS_ENCODING_FIELD_NUMBER: _builtins.int
     HEARTBEAT_DETAILS_TIME_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     state: Global___ActivityState.ValueType
     activity_type: _builtins.str
@@ -287,6 +354,10 @@ class Activity(_message.Message):
 
     @_builtins.property
     def heartbeat_details_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def priority(self) -> Global___Priority:
+        """Unset: priority_key 3 and no fairness key."""
+
     def __init__(
         self,
         *,
@@ -318,10 +389,11 @@ class Activity(_message.Message):
         heartbeat_details: _builtins.bytes = ...,
         heartbeat_details_encoding: _builtins.str = ...,
         heartbeat_details_time: _timestamp_pb2.Timestamp | None = ...,
+        priority: Global___Priority | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "last_heartbeat_time", b"last_heartbeat_time", "retry_policy", b"retry_policy", "since", b"since", "timeout_time", b"timeout_time", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "last_heartbeat_time", b"last_heartbeat_time", "priority", b"priority", "retry_policy", b"retry_policy", "since", b"since", "timeout_time", b"timeout_time", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "heartbeat_details", b"heartbeat_details", "heartbeat_details_encoding", b"heartbeat_details_encoding", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "next_timeout_type", b"next_timeout_type", "result", b"result", "result_encoding", b"result_encoding", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "timeout_time", b"timeout_time", "timeout_type", b"timeout_type", "timeouts", b"timeouts", "token", b"token", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "heartbeat_details", b"heartbeat_details", "heartbeat_details_encoding", b"heartbeat_details_encoding", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "next_timeout_type", b"next_timeout_type", "priority", b"priority", "result", b"result", "result_encoding", b"result_encoding", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "timeout_time", b"timeout_time", "timeout_type", b"timeout_type", "timeouts", b"timeouts", "token", b"token", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -407,6 +479,8 @@ class ScheduleActivityRequest(_message.Message):
     START_DELAY_FIELD_NUMBER: _builtins.int
     INPUT_ENCODING_FIELD_NUMBER: _builtins.int
     TIMEOUTS_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     activity_type: _builtins.str
     task_queue: _builtins.str
@@ -425,6 +499,12 @@ class ScheduleActivityRequest(_message.Message):
     def start_delay(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def timeouts(self) -> Global___ActivityTimeouts: ...
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """When it becomes available, by wall clock; in the past: at once. Not together with start_delay."""
+
+    @_builtins.property
+    def priority(self) -> Global___Priority: ...
     def __init__(
         self,
         *,
@@ -437,10 +517,12 @@ class ScheduleActivityRequest(_message.Message):
         start_delay: _duration_pb2.Duration | None = ...,
         input_encoding: _builtins.str = ...,
         timeouts: Global___ActivityTimeouts | None = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        priority: Global___Priority | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "priority", b"priority", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "start_time", b"start_time", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "task_queue", b"task_queue", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "priority", b"priority", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "start_time", b"start_time", "task_queue", b"task_queue", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -614,6 +696,7 @@ class FailActivityRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     LAST_HEARTBEAT_DETAILS_FIELD_NUMBER: _builtins.int
     LAST_HEARTBEAT_DETAILS_ENCODING_FIELD_NUMBER: _builtins.int
+    STACK_TRACE_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     lease_epoch: _builtins.int
@@ -629,6 +712,8 @@ class FailActivityRequest(_message.Message):
     last_heartbeat_details: _builtins.bytes
     """As RecordActivityHeartbeatRequest.details, for what was not sent before."""
     last_heartbeat_details_encoding: _builtins.str
+    stack_trace: _builtins.str
+    """Where it failed, for people. At most 16 KiB."""
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     @_builtins.property
@@ -650,10 +735,11 @@ class FailActivityRequest(_message.Message):
         session_id: _builtins.str = ...,
         last_heartbeat_details: _builtins.bytes | None = ...,
         last_heartbeat_details_encoding: _builtins.str = ...,
+        stack_trace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details", "id", b"id", "last_heartbeat_details", b"last_heartbeat_details", "retry_after", b"retry_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details", "attempt", b"attempt", "id", b"id", "last_heartbeat_details", b"last_heartbeat_details", "last_heartbeat_details_encoding", b"last_heartbeat_details_encoding", "lease_epoch", b"lease_epoch", "message", b"message", "namespace", b"namespace", "non_retryable", b"non_retryable", "quarantine", b"quarantine", "retry_after", b"retry_after", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details", "attempt", b"attempt", "id", b"id", "last_heartbeat_details", b"last_heartbeat_details", "last_heartbeat_details_encoding", b"last_heartbeat_details_encoding", "lease_epoch", b"lease_epoch", "message", b"message", "namespace", b"namespace", "non_retryable", b"non_retryable", "quarantine", b"quarantine", "retry_after", b"retry_after", "session_id", b"session_id", "stack_trace", b"stack_trace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_heartbeat_details: _TypeAlias = _typing.Literal["last_heartbeat_details"]  # noqa: Y015
     _WhichOneofArgType__last_heartbeat_details: _TypeAlias = _typing.Literal["_last_heartbeat_details", b"_last_heartbeat_details"]  # noqa: Y015
@@ -756,6 +842,7 @@ class ClaimActivityRequest(_message.Message):
     RETRY_POLICY_FIELD_NUMBER: _builtins.int
     INPUT_ENCODING_FIELD_NUMBER: _builtins.int
     TIMEOUTS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     session_id: _builtins.str
@@ -772,6 +859,8 @@ class ClaimActivityRequest(_message.Message):
     def retry_policy(self) -> Global___RetryPolicy: ...
     @_builtins.property
     def timeouts(self) -> Global___ActivityTimeouts: ...
+    @_builtins.property
+    def priority(self) -> Global___Priority: ...
     def __init__(
         self,
         *,
@@ -785,10 +874,11 @@ class ClaimActivityRequest(_message.Message):
         retry_policy: Global___RetryPolicy | None = ...,
         input_encoding: _builtins.str = ...,
         timeouts: Global___ActivityTimeouts | None = ...,
+        priority: Global___Priority | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "priority", b"priority", "retry_policy", b"retry_policy", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "session_id", b"session_id", "task_queue", b"task_queue", "timeouts", b"timeouts", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "priority", b"priority", "retry_policy", b"retry_policy", "session_id", b"session_id", "task_queue", b"task_queue", "timeouts", b"timeouts", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -911,6 +1001,115 @@ class DescribeActivityResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeActivityResponse: _TypeAlias = DescribeActivityResponse  # noqa: Y015
+
+@_typing.final
+class GetActivityHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    @_builtins.property
+    def id(self) -> Global___ActivityId: ...
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        id: Global___ActivityId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetActivityHistoryRequest: _TypeAlias = GetActivityHistoryRequest  # noqa: Y015
+
+@_typing.final
+class ActivityAttempt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    STACK_TRACE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_TYPE_FIELD_NUMBER: _builtins.int
+    LAST_HEARTBEAT_TIME_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    worker_instance_key: _builtins.str
+    lease_epoch: _builtins.int
+    outcome: Global___AttemptOutcome.ValueType
+    message: _builtins.str
+    stack_trace: _builtins.str
+    """For those who may see payloads or the output of the worker's process."""
+    timeout_type: Global___TimeoutType.ValueType
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Unset for an attempt that its worker bound by heartbeat alone."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Unset while it runs."""
+
+    @_builtins.property
+    def last_heartbeat_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        worker_instance_key: _builtins.str = ...,
+        lease_epoch: _builtins.int = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        outcome: Global___AttemptOutcome.ValueType = ...,
+        message: _builtins.str = ...,
+        stack_trace: _builtins.str = ...,
+        timeout_type: Global___TimeoutType.ValueType = ...,
+        last_heartbeat_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "last_heartbeat_time", b"last_heartbeat_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end_time", b"end_time", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "message", b"message", "outcome", b"outcome", "stack_trace", b"stack_trace", "start_time", b"start_time", "timeout_type", b"timeout_type", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivityAttempt: _TypeAlias = ActivityAttempt  # noqa: Y015
+
+@_typing.final
+class GetActivityHistoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    IS_CUT_FIELD_NUMBER: _builtins.int
+    is_cut: _builtins.bool
+    """Whether there are older events than these."""
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActivityAttempt]:
+        """Oldest first."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.Event]:
+        """Who moved it, when and why, oldest first. Heartbeats of attempts are left out."""
+
+    def __init__(
+        self,
+        *,
+        attempts: _abc.Iterable[Global___ActivityAttempt] | None = ...,
+        events: _abc.Iterable[_event_pb2.Event] | None = ...,
+        is_cut: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "events", b"events", "is_cut", b"is_cut"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetActivityHistoryResponse: _TypeAlias = GetActivityHistoryResponse  # noqa: Y015
 
 @_typing.final
 class ActivityFilter(_message.Message):
@@ -1049,7 +1248,10 @@ class RetryActivityRequest(_message.Message):
 
     NAMESPACE_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
+    reason: _builtins.str
+    """Shown to people."""
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     def __init__(
@@ -1057,10 +1259,11 @@ class RetryActivityRequest(_message.Message):
         *,
         namespace: _builtins.str = ...,
         id: Global___ActivityId | None = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "namespace", b"namespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "namespace", b"namespace", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

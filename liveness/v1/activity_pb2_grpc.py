@@ -86,6 +86,11 @@ class ActivityServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_activity__pb2.DescribeActivityRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_activity__pb2.DescribeActivityResponse.FromString,
                 _registered_method=True)
+        self.GetActivityHistory = channel.unary_unary(
+                '/liveness.v1.ActivityService/GetActivityHistory',
+                request_serializer=liveness_dot_v1_dot_activity__pb2.GetActivityHistoryRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_activity__pb2.GetActivityHistoryResponse.FromString,
+                _registered_method=True)
         self.ListActivities = channel.unary_unary(
                 '/liveness.v1.ActivityService/ListActivities',
                 request_serializer=liveness_dot_v1_dot_activity__pb2.ListActivitiesRequest.SerializeToString,
@@ -178,6 +183,13 @@ class ActivityServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetActivityHistory(self, request, context):
+        """Every attempt of an activity and every event about it, as far as events are kept (event_retention).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListActivities(self, request, context):
         """Ordered by workflow_id, run_id and activity_id, byte by byte.
         """
@@ -241,6 +253,11 @@ def add_ActivityServiceServicer_to_server(servicer, server):
                     servicer.DescribeActivity,
                     request_deserializer=liveness_dot_v1_dot_activity__pb2.DescribeActivityRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_activity__pb2.DescribeActivityResponse.SerializeToString,
+            ),
+            'GetActivityHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetActivityHistory,
+                    request_deserializer=liveness_dot_v1_dot_activity__pb2.GetActivityHistoryRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_activity__pb2.GetActivityHistoryResponse.SerializeToString,
             ),
             'ListActivities': grpc.unary_unary_rpc_method_handler(
                     servicer.ListActivities,
@@ -486,6 +503,33 @@ class ActivityService(object):
             '/liveness.v1.ActivityService/DescribeActivity',
             liveness_dot_v1_dot_activity__pb2.DescribeActivityRequest.SerializeToString,
             liveness_dot_v1_dot_activity__pb2.DescribeActivityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetActivityHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.ActivityService/GetActivityHistory',
+            liveness_dot_v1_dot_activity__pb2.GetActivityHistoryRequest.SerializeToString,
+            liveness_dot_v1_dot_activity__pb2.GetActivityHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,6 +69,8 @@ class ActivityServiceStub:
     ReleaseActivity: _grpc.UnaryUnaryMultiCallable[_activity_pb2.ReleaseActivityRequest, _activity_pb2.ReleaseActivityResponse]
     """Gives an attempt back without an outcome: the activity is available again."""
     DescribeActivity: _grpc.UnaryUnaryMultiCallable[_activity_pb2.DescribeActivityRequest, _activity_pb2.DescribeActivityResponse]
+    GetActivityHistory: _grpc.UnaryUnaryMultiCallable[_activity_pb2.GetActivityHistoryRequest, _activity_pb2.GetActivityHistoryResponse]
+    """Every attempt of an activity and every event about it, as far as events are kept (event_retention)."""
     ListActivities: _grpc.UnaryUnaryMultiCallable[_activity_pb2.ListActivitiesRequest, _activity_pb2.ListActivitiesResponse]
     """Ordered by workflow_id, run_id and activity_id, byte by byte."""
     CancelActivity: _grpc.UnaryUnaryMultiCallable[_activity_pb2.CancelActivityRequest, _activity_pb2.CancelActivityResponse]
@@ -117,6 +119,8 @@ class ActivityServiceAsyncStub(ActivityServiceStub):
     ReleaseActivity: _aio.UnaryUnaryMultiCallable[_activity_pb2.ReleaseActivityRequest, _activity_pb2.ReleaseActivityResponse]  # type: ignore[assignment]
     """Gives an attempt back without an outcome: the activity is available again."""
     DescribeActivity: _aio.UnaryUnaryMultiCallable[_activity_pb2.DescribeActivityRequest, _activity_pb2.DescribeActivityResponse]  # type: ignore[assignment]
+    GetActivityHistory: _aio.UnaryUnaryMultiCallable[_activity_pb2.GetActivityHistoryRequest, _activity_pb2.GetActivityHistoryResponse]  # type: ignore[assignment]
+    """Every attempt of an activity and every event about it, as far as events are kept (event_retention)."""
     ListActivities: _aio.UnaryUnaryMultiCallable[_activity_pb2.ListActivitiesRequest, _activity_pb2.ListActivitiesResponse]  # type: ignore[assignment]
     """Ordered by workflow_id, run_id and activity_id, byte by byte."""
     CancelActivity: _aio.UnaryUnaryMultiCallable[_activity_pb2.CancelActivityRequest, _activity_pb2.CancelActivityResponse]  # type: ignore[assignment]
@@ -210,6 +214,14 @@ class ActivityServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _activity_pb2.DescribeActivityRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_activity_pb2.DescribeActivityResponse, _abc.Awaitable[_activity_pb2.DescribeActivityResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetActivityHistory(
+        self,
+        request: _activity_pb2.GetActivityHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_activity_pb2.GetActivityHistoryResponse, _abc.Awaitable[_activity_pb2.GetActivityHistoryResponse]]:
+        """Every attempt of an activity and every event about it, as far as events are kept (event_retention)."""
 
     @_abc_1.abstractmethod
     def ListActivities(

@@ -122,7 +122,7 @@ class Activities:
         if event.at_ms - record.since_ms > record.limits.heartbeat_ms > 0:
             self._sometimes("heartbeats kept an attempt beyond its heartbeat limit")
         record.heard_ms, record.heard_at = event.at_ms, self._now()
-        record.details.add(event.details or b"")
+        record.details.add(event.heartbeat_details or b"")
 
     def heartbeat_answered(self, namespace: str, name: Name, attempt: int, sent_at: float) -> None:
         record = self.activity_records[namespace, name]

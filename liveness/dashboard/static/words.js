@@ -14,6 +14,7 @@ export const workerState = named('WORKER_STATE_');
 export const workerStatus = named('WORKER_STATUS_');
 export const activityState = named('ACTIVITY_STATE_');
 export const timeoutType = named('TIMEOUT_TYPE_');
+export const attemptOutcome = named('ATTEMPT_OUTCOME_');
 export const taskState = named('TASK_STATE_');
 export const componentStatus = named('COMPONENT_STATUS_');
 export const componentAction = named('COMPONENT_ACTION_');
@@ -33,6 +34,9 @@ const TONES = {
   'no supervisor': 'bad',
   lost: 'bad',
   failed: 'bad',
+  'timed out': 'bad',
+  'worker died': 'bad',
+  running: 'good',
   quarantined: 'bad',
   'dead lettered': 'bad',
   waiting: 'warn',

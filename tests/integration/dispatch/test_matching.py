@@ -37,7 +37,7 @@ def key(name: str, namespace: str = NAMESPACE) -> ActivityKey:
 
 
 async def schedule(engine: Engine, name: str, task_queue: str = "queue") -> None:
-    await engine.ownership.schedule(key(name), ActivitySpec("", task_queue, b"", Retry()), 0)
+    await engine.ownership.schedule(key(name), ActivitySpec("", task_queue, b"", Retry()))
 
 
 def poll(

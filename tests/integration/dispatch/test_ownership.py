@@ -54,7 +54,7 @@ def name_on_another_shard(engine: Engine) -> str:
 async def start(engine: Engine) -> tuple[str, ActivityKey]:
     await engine.beat("w", lease_ms=60_000)
     name = name_on_another_shard(engine)
-    await engine.ownership.schedule(key(name), SPEC, 0)
+    await engine.ownership.schedule(key(name), SPEC)
     return name, key(name)
 
 

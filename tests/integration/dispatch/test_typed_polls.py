@@ -30,7 +30,7 @@ async def engine(store_database: StoreDatabase) -> Engine:
 
 
 async def schedule(engine: Engine, name: str, activity_type: str) -> None:
-    await engine.ownership.schedule(key(name), ActivitySpec(activity_type, "queue", b"", Retry()), 0)
+    await engine.ownership.schedule(key(name), ActivitySpec(activity_type, "queue", b"", Retry()))
 
 
 def poll(engine: Engine, *types: str, limit: int = 1, wait_ms: int = 60_000) -> asyncio.Task[list[Activity]]:

@@ -179,9 +179,9 @@ async def test_a_thousand_rows_go_in_one_commit(store: SqlStore) -> None:
     snapshot = await snapshot_of(store)
     logged = await store.read_log(0, 1, owner.head, 2_000)
     assert [entry.event for entry in logged] == [described(name) for name in names]
-    assert {
-        key.instance_key: worker.profile.host_name for key, (worker, _) in snapshot.workers.items()
-    } == dict(zip(names, names, strict=True))
+    assert {key.instance_key: worker.profile.host_name for key, worker in snapshot.workers.items()} == dict(
+        zip(names, names, strict=True)
+    )
     assert [task.task.activity.activity_id for task in await store.due_tasks(0, 0, 2_000)] == names
 
 
@@ -191,7 +191,7 @@ async def test_a_commit_replaces_the_whole_row_of_a_worker(store: SqlStore) -> N
     await owner.commit([About(described(), key())], workers={key(): first})
     second = WORKER._replace(epoch=2)
     await owner.commit([About(described(), key())], workers={key(): second})
-    assert (await snapshot_of(store)).workers == {key(): (second, owner.head)}
+    assert (await snapshot_of(store)).workers == {key(): second}
 
 
 async def test_config_is_replaced_per_namespace(store: SqlStore) -> None:
@@ -224,7 +224,7 @@ async def test_any_text_is_stored_unchanged(store: SqlStore, odd: str) -> None:
     )
     await owner.commit([About(described(odd), key())], workers={key(): worker})
     snapshot = await snapshot_of(store)
-    assert snapshot.workers[key()][0] == worker
+    assert snapshot.workers[key()] == worker
     assert snapshot.tail[-1].event == described(odd)
 
 
@@ -246,6 +246,6 @@ async def test_the_largest_numbers_are_stored_unchanged(store: SqlStore) -> None
     owner.observed_ms = owner.wall_ms = INT64_MAX
     await owner.commit([About(described(), key()), About(row)], workers={key(): worker})
     snapshot = await snapshot_of(store)
-    assert snapshot.workers[key()][0] == worker
+    assert snapshot.workers[key()] == worker
     assert snapshot.observed_ms == INT64_MAX
     assert (snapshot.tail[-1].event, snapshot.tail[-1].wall_ms) == (row, INT64_MAX)

@@ -177,8 +177,7 @@ async def test_rows_without_checksums_of_an_older_version_are_read(
         blanks = "' ' || char(9, 10, 13)" if store_database.dialect == "sqlite" else "E' \\t\\n\\r'"
         assert await store_database.execute(f"UPDATE {table} SET {column} = rtrim({column}, {blanks})") == 1
     snapshot = await snapshot_of(await store_database.open())
-    assert snapshot.workers[key()][0] == WORKER
-    assert snapshot.renewal_states == [RenewalState(1, 7, 0, 0, 0, False)]
+    assert snapshot.workers == {key(): WORKER._replace(sequence=7)}, "the row, and the checkpoint's renewal"
 
 
 async def test_a_take_over_detects_missing_log_entries_after_the_checkpoint(

@@ -99,7 +99,7 @@ async def test_a_take_over_after_a_crash_reads_everything_committed(
     )
     await owner.commit([About(described("after its row"), key()), About(renewals(2, at_ms=50))])
     snapshot = await snapshot_of(await store_database.open())
-    assert snapshot.workers == {key(): (worker, 2)}
+    assert (snapshot.workers, snapshot.row_seqs) == ({key(): worker}, {key(): 2})
     assert snapshot.activities == {activity_key: activity}
     assert [(entry.seq, entry.event) for entry in snapshot.tail] == [
         (1, ShardTaken(epoch=1, owner="node-1")),
@@ -132,12 +132,13 @@ async def test_a_take_over_reads_only_rows_of_its_shards(store: SqlStore) -> Non
 async def test_events_contained_in_a_checkpoint_are_not_read_again(store: SqlStore) -> None:
     owner = await take_one(store)
     renewal_state = RenewalState(number=1, sequence=9, renewed_ms=80, successes=5, errors=1, resync=True)
-    await owner.commit([About(renewals(1))])
+    await owner.commit([About(renewals(1))], workers={key(): WORKER})
     await owner.commit([About(described("in the checkpoint"), key())], checkpoint=[renewal_state])
     await owner.commit([About(described("after it"), key())])
     snapshot = await snapshot_of(store)
     assert snapshot.checkpoint_seq == owner.head - 1
-    assert snapshot.renewal_states == [renewal_state]
+    renewed = WORKER._replace(sequence=9, renewed_ms=80, successes=5, errors=1, resync=True)
+    assert (snapshot.workers, snapshot.row_seqs) == ({key(): renewed}, {})
     assert [entry.event for entry in snapshot.tail] == [described("after it")]
 
 

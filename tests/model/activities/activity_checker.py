@@ -141,7 +141,8 @@ class ActivityChecker(CommitObserver):
     def on_take_over(self, snapshot: ShardSnapshot, entry: LogEntry) -> None:
         shard = self.shards[snapshot.shard_id]
         shard.add(entry)
-        assert RecoveredWorkers(snapshot).workers == shard.workers, "recovered workers equal the folded log"
+        copied = snapshot._replace(workers=dict(snapshot.workers))  # recovery changes them
+        assert RecoveredWorkers(copied).workers == shard.workers, "recovered workers equal the folded log"
         assert dict(snapshot.activities) == shard.unfinished(), "recovered activities equal the folded log"
 
     def on_committed(self, commits: Sequence[ShardCommit]) -> None:
@@ -327,8 +328,8 @@ class ActivityChecker(CommitObserver):
             assert known.state == "STARTED", "only an attempt that is held has heartbeats"
             assert event.attempt == known.attempt
             known.heard_ms = event.at_ms
-            if event.details is not None:
-                known.details.append(event.details)
+            if event.heartbeat_details is not None:
+                known.details.append(event.heartbeat_details)
             self.seen["a heartbeat of an activity"] += 1
         elif isinstance(event, ev.ActivityTimedOut):
             self._timed_out(known, event)

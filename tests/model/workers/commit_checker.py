@@ -73,6 +73,23 @@ class ShardLog:
     def recovered(self) -> dict[WorkerKey, Worker]:
         """Return the workers that recovery would give after a crash at this commit."""
         checkpoint_seq, renewal_states = self.checkpoint
+        checkpointed = {state.number: state for state in renewal_states}
+        workers, row_seqs = {}, {}
+        for key, (worker, as_of_seq) in self.rows.items():
+            state = checkpointed.get(worker.number)
+            if as_of_seq > checkpoint_seq:
+                row_seqs[key] = as_of_seq
+            elif state is not None:
+                worker = worker._replace(
+                    sequence=state.sequence,
+                    renewed_ms=state.renewed_ms,
+                    successes=state.successes,
+                    errors=state.errors,
+                    resync=state.resync,
+                    wall_offset_ms=state.wall_offset_ms,
+                    heartbeats=state.heartbeats,
+                )
+            workers[key] = worker
         snapshot = ShardSnapshot(
             shard_id=0,
             epoch=1,
@@ -81,8 +98,8 @@ class ShardLog:
             taken_wall_ms=0,
             takeovers=(0,),
             checkpoint_seq=checkpoint_seq,
-            renewal_states=renewal_states,
-            workers=dict(self.rows),
+            workers=workers,
+            row_seqs=row_seqs,
             tail=self.entries[checkpoint_seq:],
             activities={},
         )
@@ -111,7 +128,8 @@ class CommitChecker(CommitObserver):
         self.clocks[snapshot.shard_id].taken_over(
             snapshot.observed_ms, self._clock.monotonic_ms(), self._grace_ms
         )
-        assert RecoveredWorkers(snapshot).workers == shard.workers, "recovered workers equal the folded log"
+        copied = snapshot._replace(workers=dict(snapshot.workers))  # recovery changes them
+        assert RecoveredWorkers(copied).workers == shard.workers, "recovered workers equal the folded log"
 
     def on_committed(self, commits: Sequence[ShardCommit]) -> None:
         for commit in commits:

@@ -385,3 +385,40 @@ def test_an_activity_that_did_not_fail_cannot_be_retried(shell: Shell) -> None:
 def test_an_unavailable_server_is_reported_in_one_sentence() -> None:
     assert "no liveness server answers" in Shell().sentence("activities", "list")
     assert "no liveness server answers" in Shell().sentence("activities", "cancel", "a", "--yes")
+
+
+# -- limits, priorities and history
+
+
+def test_limits_priority_and_start_are_scheduled_and_shown(shell: Shell) -> None:
+    schedule(
+        shell, "photo", *QUEUE, "--start-to-close", "10m", "--heartbeat-timeout", "30s", "--priority", "1",
+        "--fairness-key", "tenant-9", "--start-at", "2099-12-24T18:00:00+01:00",
+    )  # fmt: skip
+    shown = fields(shell.run("activities", "describe", "photo", "--type", "resize").stdout)
+    assert shown["time limits"] == "start to close 10m, heartbeat 30s"
+    assert shown["priority"] == "1; fairness key tenant-9"
+    activity = (
+        described(shell, "photo")["activity"]
+        if "activity" in described(shell, "photo")
+        else described(shell, "photo")
+    )
+    assert activity["due_time"] == "2099-12-24T17:00:00Z"
+
+
+def test_a_bad_start_is_refused_in_one_sentence(shell: Shell) -> None:
+    result = shell.run("activities", "schedule", "photo", *QUEUE, "--start-at", "tomorrow")
+    assert result.exit_code == 2
+    assert "'tomorrow' is not a time such as 2026-12-24T18:00:00+01:00" in result.stderr
+    assert names(shell) == []
+
+
+def test_the_history_shows_attempts_and_who_moved_the_activity(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE)
+    assert "No worker has held" in shell.run("activities", "history", "photo", "--type", "resize").stderr
+    shell.run("activities", "cancel", "photo", "--type", "resize", "--reason", "photo was deleted", "--yes")
+    told = shell.run("activities", "history", "photo", "--type", "resize").stdout
+    assert "was scheduled as resize on task queue q" in told
+    assert "was cancelled: photo was deleted" in told
+    found = shell.json("activities", "history", "photo", "--type", "resize")
+    assert [event["type"] for event in found["events"]] == ["ActivityScheduled", "ActivityCancelled"]

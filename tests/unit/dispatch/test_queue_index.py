@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.dispatch.queue_index import ActivityTypes, AvailableActivities, RemoteOffers
+from liveness.dispatch.available_activities import ActivityTypes, AvailableActivities
+from liveness.dispatch.queue_index import RemoteOffers
 from liveness.domain.keys import ActivityKey
 
 TYPES = ("", "a", "b", "c")

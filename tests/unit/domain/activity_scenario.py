@@ -53,7 +53,9 @@ class ActivityScenario:
         return self
 
     def schedule(self, spec: ActivitySpec | None = None, delay_ms: int = 0) -> decide.ActivityEvents:
-        return self._apply(decide.schedule(ID, self.activity, spec or self.spec, self.now_ms, delay_ms))
+        return self._apply(
+            decide.schedule(ID, self.activity, spec or self.spec, self.now_ms, decide.Start(delay_ms))
+        )
 
     def start(self, worker: str = "worker-1", epoch: int = 1) -> AttemptHolder:
         """Hand the activity out and return the token given to the worker."""
@@ -104,7 +106,7 @@ class ActivityScenario:
         return self._apply(decide.restart(self.known, self.now_ms))
 
     def make_available_if_due(self) -> decide.ActivityEvents:
-        return self._apply(decide.make_available_if_due(self.known, self.now_ms))
+        return self._apply(decide.make_available_if_due(self.known, self.now_ms, WALL_MS + self.now_ms))
 
     def reschedule(
         self, lost: ActivityRescheduleTask, *, to_other_engine: bool = False

@@ -32,7 +32,7 @@ from liveness.domain.death_certificate import (
     Stall,
 )
 from liveness.domain.decider import ActivationT
-from liveness.domain.events import LeaseRenewed, Retry, TimeLimit, TimeLimits
+from liveness.domain.events import LeaseRenewed, Priority, Retry, TimeLimit, TimeLimits
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
@@ -109,6 +109,7 @@ def _activations(kind: type[ActivationT]) -> st.SearchStrategy[ActivationT]:
 
 
 blobs = st.binary(max_size=20)
+priorities = st.builds(Priority, st.integers(1, 5), text, st.floats(0.001, 1_000))
 time_limits = st.builds(TimeLimits, numbers, numbers, numbers, numbers)
 retries = st.builds(
     Retry,
@@ -277,14 +278,17 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         due_ms=times,
         input_encoding=text,
         limits=time_limits,
+        start_wall_ms=times,
+        priority=priorities,
+        by=text,
     ),
     events.ActivityStarted: _of_attempt(events.ActivityStarted, verify_ms=times),
     events.ActivityHeartbeatRecorded: _about_activity(
         events.ActivityHeartbeatRecorded,
         attempt=counts,
         at_ms=times,
-        details=st.none() | blobs,
-        details_encoding=text,
+        heartbeat_details=st.none() | blobs,
+        heartbeat_details_encoding=text,
     ),
     events.ActivityTimedOut: _of_attempt(
         events.ActivityTimedOut,
@@ -297,16 +301,18 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         message=text,
     ),
     events.ActivityCompleted: _of_attempt(events.ActivityCompleted, result=blobs, result_encoding=text),
-    events.ActivityAttemptFailed: _of_attempt(events.ActivityAttemptFailed, message=text, due_ms=times),
-    events.ActivityFailed: _of_attempt(events.ActivityFailed, message=text),
+    events.ActivityAttemptFailed: _of_attempt(
+        events.ActivityAttemptFailed, message=text, due_ms=times, stack_trace=text
+    ),
+    events.ActivityFailed: _of_attempt(events.ActivityFailed, message=text, stack_trace=text),
     events.ActivityGivenBack: _of_attempt(events.ActivityGivenBack, reason=text),
-    events.ActivityCancelled: _about_activity(events.ActivityCancelled, reason=text, at_ms=times),
+    events.ActivityCancelled: _about_activity(events.ActivityCancelled, reason=text, at_ms=times, by=text),
     events.ActivityCancelRequested: _of_attempt(
         events.ActivityCancelRequested, task_queue=text, token=blobs, failures=numbers, deaths=numbers
     ),
     events.ActivityReleased: _about_activity(events.ActivityReleased, attempt=numbers),
     events.ActivityMadeAvailable: _about_activity(
-        events.ActivityMadeAvailable, attempt=counts, at_ms=times, fresh=st.booleans(), by=text
+        events.ActivityMadeAvailable, attempt=counts, at_ms=times, fresh=st.booleans(), by=text, reason=text
     ),
     events.ActivityQuarantined: _about_activity(events.ActivityQuarantined, deaths=numbers, at_ms=times),
     events.ActivityHandedOn: _about_activity(events.ActivityHandedOn, at_ms=times),
@@ -344,8 +350,15 @@ standings = st.just(NO_STANDING) | st.builds(
     entry=st.none() | entries,
     last_error_wall_ms=times,
 )
+
+
+def make_worker(**fields: Any) -> Worker:
+    """Hypothesis would take the fields of the tuple beneath for those of the constructor."""
+    return Worker(**fields)
+
+
 workers = st.builds(
-    Worker,
+    make_worker,
     number=counts,
     principal=text,
     state=st.sampled_from(WorkerState),
@@ -412,6 +425,8 @@ activities = st.builds(
     details=blobs,
     details_encoding=text,
     details_wall_ms=times,
+    start_wall_ms=times,
+    priority=priorities,
     timed_out=text,
     result=blobs,
     end=st.none() | st.builds(EndedAttempt, text, counts, counts, text),

@@ -22,8 +22,8 @@ from liveness.domain.worker import (
     Worker,
     WorkerState,
     WorkerStatus,
-    full_profile,
 )
+from tests.unit.domain.strategies import make_worker
 
 KEY = WorkerKey("default", "worker-1")
 HELD = BoundActivity("flow", "run", "activity", 1, "queue", b"token")
@@ -31,7 +31,7 @@ COUNTS = st.one_of(st.integers(0, 3), st.integers(0, 2**40), st.integers(2**63 -
 WALL_OFFSET_MS = 1_790_000_000_000
 
 workers = st.builds(
-    Worker,
+    make_worker,
     number=st.integers(1, 100),
     state=st.sampled_from(WorkerState),
     session_id=st.just("session"),
@@ -79,7 +79,7 @@ def test_a_plain_renewal_equals_the_result_of_decide_and_evolve(
         bound=(),
         unbound=(),
         full_bindings=False,
-        profile=full_profile(worker.profile),
+        profile=worker.profile,
         status=worker.status,
         last_error="",
         successes=successes,

@@ -25,7 +25,7 @@ from liveness.domain.events import (
 )
 from liveness.domain.registry import REPLICAS_MAX, ReplicaPolicy, kind_of, name_of, numbered_key
 from liveness.domain.registry_decider import current_status, is_stale
-from liveness.domain.worker import InactiveReason, Profile, WorkerState, full_profile
+from liveness.domain.worker import InactiveReason, Profile, WorkerState
 from tests.unit.domain.registry_scenario import RegistryScenario
 
 ACTIVE, INACTIVE, CLEANED_UP = WorkerState
@@ -109,7 +109,7 @@ def test_a_cleaned_up_component_comes_back_by_name_under_a_session_that_it_never
     assert kinds(scenario.beat("a")) == [WorkerRegistered]
     assert (scenario.known.session_id, scenario.known.epoch) == ("a#2", 2)
     assert scenario.entry.capacity == 3
-    assert full_profile(scenario.known.profile) == profile, "labels outlive the cleanup"
+    assert scenario.known.profile == profile, "labels outlive the cleanup"
     assert kinds(scenario.beat("a")) == [LeaseRenewed], "it may go on under the session that it knows"
     scenario.expire().clean_up()
     scenario.beat()
@@ -186,7 +186,7 @@ def test_a_replica_takes_the_name_with_its_next_heartbeat_once_the_lease_is_over
     scenario.expire()
     assert kinds(scenario.beat("b")) == [WorkerResurrected, ReplicaLeft, EntryChanged]
     assert (scenario.known.session_id, scenario.entry.uri, scenario.replicas) == ("b", "b", [])
-    assert full_profile(scenario.known.profile).process_id == "b"
+    assert scenario.known.profile.process_id == "b"
 
 
 def test_a_replica_takes_the_name_by_registering_and_is_no_replica_any_more() -> None:

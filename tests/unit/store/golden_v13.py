@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.activity import Activity, ActivityState, EndedAttempt
 from liveness.domain.events import (
+    ActivityAttemptFailed,
+    ActivityCancelled,
     ActivityEvent,
+    ActivityFailed,
     ActivityHeartbeatRecorded,
+    ActivityMadeAvailable,
     ActivityScheduled,
     ActivityStarted,
     ActivityTimedOut,
+    Priority,
     ProgressReported,
     Retry,
     TimeLimit,
@@ -19,7 +24,7 @@ from liveness.domain.events import (
 )
 from liveness.domain.keys import ActivityId
 from liveness.store.codec import LogEntry
-from tests.unit.store import golden_v12
+from tests.unit.store import golden_v9, golden_v12
 from tests.unit.store.golden_v1 import WALL_MS
 from tests.unit.store.golden_v12 import (
     DEATHS,
@@ -38,8 +43,10 @@ __all__ = [
 ]  # fmt: skip
 
 LIMITED = ActivityId("workflow-9", "run", "begrenzt ⏱")
+PRIORITY = Priority(1, "mandant 🏢", 2.5)
 LIMITS = TimeLimits(600_000, 60_000, 2_000, 500)
 MESSAGE = "heartbeat of 0.5 s is over: attempt 1 on worker worker-1 has sent no heartbeat since its last; it is tried again"
+TRACE = 'Traceback (most recent call last):\n  File "größe.py", line 17, in <module>\n'
 _OF: dict[str, Any] = {"run_id": LIMITED.run_id, "activity_id": LIMITED.activity_id}
 
 
@@ -49,18 +56,41 @@ def _about(at_ms: int, event: ActivityEvent) -> LogEntry:
 
 # fmt: off
 _ADDED = [
+    _about(11_950, ActivityScheduled(
+        run_id="run", activity_id="später", activity_type="crawl", task_queue="queue", input=b"", retry=Retry(), at_ms=11_950,
+        due_ms=71_950, start_wall_ms=WALL_MS + 71_950,
+    )),
     _about(12_000, ActivityScheduled(
         **_OF, activity_type="crawl", task_queue="queue", input=b"", retry=Retry(), at_ms=12_000, due_ms=12_000, limits=LIMITS,
+        by=golden_v9.OPERATOR, priority=PRIORITY,
     )),
     _about(12_100, ActivityStarted(**_OF, worker="worker-1", epoch=1, attempt=1, at_ms=12_100, verify_ms=22_100)),
     _about(12_200, ActivityHeartbeatRecorded(
-        **_OF, attempt=1, at_ms=12_200, details=b'{"rows": 17}', details_encoding="json/plain",
+        **_OF, attempt=1, at_ms=12_200, heartbeat_details=b'{"rows": 17}', heartbeat_details_encoding="json/plain",
     )),
     _about(12_300, ActivityHeartbeatRecorded(**_OF, attempt=1, at_ms=12_300)),
     _about(12_800, ActivityTimedOut(
         **_OF, limit=TimeLimit.HEARTBEAT, limit_ms=500, at_ms=12_800, since_ms=12_300, since_wall_ms=WALL_MS + 12_300, attempt=1,
         worker="worker-1", epoch=1, heard_wall_ms=WALL_MS + 12_300, due_ms=13_800, message=MESSAGE,
     )),
+    _about(13_800, ActivityMadeAvailable(**_OF, attempt=2, at_ms=13_800)),
+    _about(13_900, ActivityStarted(**_OF, worker="worker-1", epoch=1, attempt=2, at_ms=13_900, verify_ms=23_900)),
+    _about(14_000, ActivityAttemptFailed(
+        **_OF, worker="worker-1", epoch=1, attempt=2, at_ms=14_000, message="kaputt", due_ms=14_000, stack_trace=TRACE,
+    )),
+    _about(14_000, ActivityMadeAvailable(**_OF, attempt=3, at_ms=14_000)),
+    _about(14_100, ActivityStarted(**_OF, worker="worker-1", epoch=1, attempt=3, at_ms=14_100, verify_ms=24_100)),
+    _about(14_200, ActivityFailed(
+        **_OF, worker="worker-1", epoch=1, attempt=3, at_ms=14_200, message="kaputt", stack_trace=TRACE,
+    )),
+    _about(14_300, ActivityMadeAvailable(
+        **_OF, attempt=4, at_ms=14_300, fresh=True, by=golden_v9.OPERATOR, reason="repariert 🔧",
+    )),
+    _about(14_400, ActivityStarted(**_OF, worker="worker-1", epoch=1, attempt=4, at_ms=14_400, verify_ms=24_400)),
+    _about(14_500, ActivityHeartbeatRecorded(
+        **_OF, attempt=4, at_ms=14_500, heartbeat_details=b'{"rows": 18}', heartbeat_details_encoding="json/plain",
+    )),
+    _about(14_600, ActivityCancelled(**_OF, reason="nicht mehr nötig", at_ms=14_600, by=golden_v9.OPERATOR)),
     LogEntry(0, "orders", None, None, WALL_MS + 12_900, 12_900, ProgressReported(
         unit="table/größe", worker="worker-1", successes=0, error="weg", report_id="bericht-2", errors=3,
     )),
@@ -72,28 +102,55 @@ MEANING = _EARLIER + [
     entry._replace(seq=_EARLIER[-1].seq + index) for index, entry in enumerate(_ADDED, start=1)
 ]
 
-_LIMITED = Activity(
+_FINISHED = Activity(
     id=LIMITED,
-    state=ActivityState.WAITING,
-    attempt=2,
+    state=ActivityState.CANCELLED,
+    attempt=4,
     task_queue="queue",
     token=b"",
     releases=(),
     type="crawl",
     retry=Retry(),
-    since_ms=12_800,
-    since_wall_ms=WALL_MS + 12_800,
+    since_ms=14_600,
+    since_wall_ms=WALL_MS + 14_600,
+    last_failure="nicht mehr nötig",
+    end=EndedAttempt("worker-1", 1, 3, "ActivityFailed"),
+    limits=LIMITS,
+    priority=PRIORITY,
+    close_by_ms=614_300,
+    heard_ms=14_500,
+    heard_wall_ms=WALL_MS + 14_500,
+    details=b'{"rows": 18}',
+    details_encoding="json/plain",
+    details_wall_ms=WALL_MS + 14_500,
+)
+_TIMED_OUT = _FINISHED._replace(
+    state=ActivityState.WAITING,
+    attempt=2,
     due_ms=13_800,
     failures=1,
     last_failure=MESSAGE,
-    limits=LIMITS,
-    close_by_ms=612_000,
-    heard_ms=12_300,
-    heard_wall_ms=WALL_MS + 12_300,
-    details=b'{"rows": 17}',
-    details_encoding="json/plain",
-    details_wall_ms=WALL_MS + 12_200,
     timed_out="heartbeat",
+    end=None,
 )
-FINAL_ACTIVITIES = {**golden_v12.FINAL_ACTIVITIES, LIMITED: _LIMITED}
-STORED_ACTIVITIES = {**golden_v12.STORED_ACTIVITIES, "limited": _LIMITED}
+_LATER = Activity(
+    id=LIMITED._replace(activity_id="später"),
+    state=ActivityState.WAITING,
+    attempt=1,
+    task_queue="queue",
+    token=b"",
+    releases=(),
+    type="crawl",
+    retry=Retry(),
+    since_ms=11_950,
+    since_wall_ms=WALL_MS + 11_950,
+    due_ms=71_950,
+    start_wall_ms=WALL_MS + 71_950,
+)
+FINAL_ACTIVITIES = {**golden_v12.FINAL_ACTIVITIES, LIMITED: _FINISHED, _LATER.id: _LATER}
+STORED_ACTIVITIES = {
+    **golden_v12.STORED_ACTIVITIES,
+    "limited": _TIMED_OUT,
+    "cancelled": _FINISHED,
+    "later": _LATER,
+}

@@ -22,7 +22,6 @@ from liveness.domain.worker import (
     InactiveReason,
     Worker,
     WorkerState,
-    full_profile,
 )
 from liveness.store import codec
 from liveness.store.codec import LogEntry, RenewalBatch, RenewalState
@@ -106,9 +105,8 @@ def test_a_worker_round_trips_and_is_immutable(worker: Worker) -> None:
 
 
 def plain(worker: Worker) -> Worker:
-    """Replace read-only views by dictionaries and the compact profile by a full one."""
+    """Replace read-only views by dictionaries."""
     return worker._replace(
-        profile=full_profile(worker.profile),
         bindings=dict(worker.bindings),
         lost=dict(worker.lost),
         standing=worker.standing._replace(handed=dict(worker.standing.handed)),
@@ -279,6 +277,18 @@ def test_no_flipped_bit_makes_a_row_look_like_one_without_a_checksum() -> None:
             damaged[index] ^= 1 << bit
             with pytest.raises(CorruptRow):
                 codec.verify_checksum(damaged.decode("latin-1"), "workers", "orders", "worker", 7)
+
+
+@given(st.text(), st.text(), st.integers(), st.integers(), st.sampled_from(WorkerState), st.booleans())
+def test_a_worker_row_is_verified_as_any_other_row(
+    namespace: str, key: str, number: int, as_of_seq: int, state: WorkerState, is_changed: bool
+) -> None:
+    sealed = codec.add_checksum('{"a":1}', namespace, key, number, as_of_seq, int(state))
+    if is_changed:
+        with pytest.raises(CorruptRow):
+            codec.verify_worker_checksum(sealed, namespace, key + "'", number, as_of_seq, int(state))
+    else:
+        codec.verify_worker_checksum(sealed, namespace, key, number, as_of_seq, int(state))
 
 
 def test_a_checksum_writer_gives_the_same_checksums_as_single_rows() -> None:

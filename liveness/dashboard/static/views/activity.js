@@ -1,14 +1,15 @@
 // One activity: its state, its input and its result.
 import { get, inNamespace } from '../api.js';
-import { html } from '../html.js';
+import { html, useEffect, useState } from '../html.js';
 import { Icon } from '../icons.js';
 import { useListing } from '../listing.js';
 import { Badge } from '../parts/badge.js';
+import { EventList } from '../parts/event_list.js';
 import { Failure, Loading } from '../parts/notice.js';
 import { Name, Time, WorkerLink } from '../parts/text.js';
 import { href } from '../route.js';
 import { parseDuration, parseTime, showDuration } from '../time.js';
-import { activityName, activityState, counted, timeoutType } from '../words.js';
+import { activityName, activityState, attemptOutcome, counted, timeoutType } from '../words.js';
 import { ActivityButtons } from './activities.js';
 
 const SHOWN_CHARACTERS = 20_000;
@@ -34,7 +35,8 @@ export function Activity({ ns, params }) {
     ${activity && html`<${Facts} ns=${ns} activity=${activity} />
       ${activity.heartbeat_details_time && html`<${Payload} title="Progress" bytes=${activity.heartbeat_details} encoding=${activity.heartbeat_details_encoding}>
         <p class="mute">Told <${Time} ms=${parseTime(activity.heartbeat_details_time)} ago />. The next attempt is given it.</p><//>`}
-      <div class="columns"><${Payload} title="Input" bytes=${activity.input} encoding=${activity.input_encoding} /><${Payload} title="Result" bytes=${activity.result} encoding=${activity.result_encoding} /></div>`}
+      <div class="columns"><${Payload} title="Input" bytes=${activity.input} encoding=${activity.input_encoding} /><${Payload} title="Result" bytes=${activity.result} encoding=${activity.result_encoding} /></div>
+      <${History} ns=${ns} query=${query} version=${JSON.stringify([activity.state, activity.attempt, activity.since])} />`}
   </div>`;
 }
 
@@ -51,6 +53,7 @@ function Facts({ ns, activity }) {
     ['task queue', html`<${Name}>${activity.task_queue}<//>`],
     ['attempt', `${activity.attempt}; ${counted(activity.failures, 'failure')}, ${counted(activity.worker_deaths, 'death')} of its workers in a row`],
     ['last failure', activity.last_failure && html`<bdi>${activity.last_failure}</bdi>`],
+    activity.priority && ['priority', `${activity.priority.priority_key}${activity.priority.fairness_key ? `; fairness key ${activity.priority.fairness_key}, weight ${activity.priority.fairness_weight}` : ''}`],
     ['time limits', limitWords(activity.timeouts ?? {})],
     activity.timeout_time && ['time is over', html`<${Time} ms=${parseTime(activity.timeout_time)} /> (${timeoutType(activity.next_timeout_type)})`],
     activity.last_heartbeat_time && ['last heartbeat', html`<${Time} ms=${parseTime(activity.last_heartbeat_time)} ago />`],
@@ -60,6 +63,45 @@ function Facts({ ns, activity }) {
   return html`<section class="card"><h2>Where it is</h2>
     <dl class="facts">${facts.filter((fact) => fact && (fact[1] || fact[1] === 0)).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
   </section>`;
+}
+
+function History({ ns, query, version }) {
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    const asking = new AbortController();
+    get(inNamespace(ns, 'activity/history'), query, { signal: asking.signal }).then(
+      (answer) => { setFound(answer); setError(null); },
+      (problem) => asking.signal.aborted || setError(problem),
+    );
+    return () => asking.abort();
+  }, [ns, JSON.stringify(query), version]);
+  const attempts = [...(found?.attempts ?? [])].reverse();
+  const events = [...(found?.events ?? [])].reverse();
+  return html`${error && html`<${Failure} error=${error} />`}
+    ${found && html`<section class="card"><h2>Attempts</h2>
+      ${attempts.length === 0 ? html`<p class="mute">No worker has held it yet.</p>` : html`<div class="scroll-x"><table class="table cards">
+        <thead><tr><th class="num">attempt</th><th>outcome</th><th>worker</th><th>started</th><th>took</th><th>reason</th></tr></thead>
+        <tbody>${attempts.map((attempt) => html`<${Attempt} key=${attempt.attempt} ns=${ns} attempt=${attempt} />`)}</tbody>
+      </table></div>`}
+    </section>
+    <section class="card flush"><h2>Who moved it</h2>
+      ${found.is_cut && html`<p class="mute">There are older events; these are the newest.</p>`}
+      <${EventList} events=${events} />
+    </section>`}`;
+}
+
+function Attempt({ ns, attempt }) {
+  const start = parseTime(attempt.start_time);
+  const end = parseTime(attempt.end_time);
+  return html`<tr>
+    <td data-label="attempt" class="num">${attempt.attempt}</td>
+    <td data-label="outcome"><${Badge} word=${attemptOutcome(attempt.outcome)} /></td>
+    <td data-label="worker"><${WorkerLink} ns=${ns} name=${attempt.worker_instance_key} /></td>
+    <td data-label="started">${start !== null && html`<${Time} ms=${start} />`}</td>
+    <td data-label="took">${start !== null && end !== null && showDuration(end - start)}</td>
+    <td data-label="reason"><bdi>${attempt.message}</bdi>${attempt.stack_trace && html`<details><summary>Where it failed</summary><pre>${attempt.stack_trace}</pre></details>`}</td>
+  </tr>`;
 }
 
 function limitWords(timeouts) {
