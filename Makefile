@@ -16,6 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
+DOCS_VENV := .venv-docs
 GENERATORS := grpcio-tools mypy-protobuf googleapis-common-protos
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 PGAI := $(VENV)/pgai
@@ -28,7 +29,7 @@ PROTOS := $(shell find proto -name '*.proto')
 DESCRIPTORS := build/liveness.binpb
 RELEASED := proto/released.binpb
 
-.PHONY: help run demo demo-temporal test unit check fmt proto proto-release blocking-client bench crash mutants sim clean
+.PHONY: help run demo demo-temporal test unit check fmt proto proto-release blocking-client reference docs bench crash mutants sim clean
 .PHONY: check-style check-types check-proto check-generated
 
 help: ## list these targets
@@ -69,6 +70,7 @@ check-generated: $(PROTO_VENV)/.ready $(VENV)/.ready-dev
 	@echo "Generated code is current"
 	@$(PROTO_VENV)/bin/python scripts/generate_proto.py check
 	@$(BIN)/python scripts/generate_blocking_client.py check
+	@$(BIN)/python scripts/generate_reference.py check
 
 fmt: $(VENV)/.ready-dev ## format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix $(SOURCES)
@@ -79,6 +81,14 @@ proto: $(PROTO_VENV)/.ready ## generate liveness/v1 from proto/
 
 blocking-client: $(VENV)/.ready-dev ## generate the SDK's blocking client from its client
 	@$(BIN)/python scripts/generate_blocking_client.py generate
+
+reference: $(VENV)/.ready-dev ## generate docs/reference from the code
+	@$(BIN)/python scripts/generate_reference.py generate
+
+docs: $(DOCS_VENV)/.ready $(VENV)/.ready-dev ## build the documentation site into build/site; fails on broken links
+	@$(BIN)/python scripts/generate_reference.py check
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --quiet --strict
+	@echo "The site is in build/site: open build/site/index.html"
 
 # `make check` compares proto/ with the baseline in proto/released.binpb, the contract that clients in
 # the field were built from. Refresh and commit it with each release, and never to silence a finding.
@@ -99,7 +109,7 @@ mutants: $(VENV)/.ready-dev ## plant bugs in copies of the tree and see which te
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 clean: ## remove environments, caches and build products
-	rm -rf $(VENV) $(PROTO_VENV) .venv*.unfinished build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(DOCS_VENV) .venv*.unfinished build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DESCRIPTORS): $(PROTOS) scripts/generate_proto.py $(PROTO_VENV)/.ready
@@ -157,3 +167,9 @@ $(PROTO_VENV)/.ready: constraints-proto.txt
 	$(call begin_environment,$(PROTO_VENV),generating code)
 	@$(PROTO_VENV)/bin/python $(PIP_INSTALL) -c constraints-proto.txt $(GENERATORS)
 	$(call end_environment,$(PROTO_VENV))
+
+# Apart from .venv, so that nobody who runs the tests has to install it.
+$(DOCS_VENV)/.ready: constraints-docs.txt
+	$(call begin_environment,$(DOCS_VENV),the documentation)
+	@$(DOCS_VENV)/bin/python $(PIP_INSTALL) -c constraints-docs.txt mkdocs-material
+	$(call end_environment,$(DOCS_VENV))

@@ -14,7 +14,14 @@ from liveness.cli import main
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = [
     line
-    for page in ("README.md", "docs/operations.md", "docs/http.md", "docs/supervisor.md")
+    for page in (
+        "README.md",
+        "docs/operations.md",
+        "docs/http.md",
+        "docs/supervisor.md",
+        "docs/sdk.md",
+        "docs/tutorial.md",
+    )
     for line in re.findall(
         r"^(?:\.venv/bin/)?liveness (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE
     )
