@@ -146,6 +146,6 @@ async def test_filters_choose_by_type_and_prefix_literally(client: ActivityClien
 async def test_a_bulk_change_without_an_action_or_a_fitting_state_is_refused(client: ActivityClient) -> None:
     await client.schedule("a")
     assert "must be BULK_ACTION_RETRY" in (await refusal(bulk(client, pb.BULK_ACTION_UNSPECIFIED))).message
-    wrong = bulk(client, pb.BULK_ACTION_RETRY, filter=pb.ActivityFilter(states=[AVAILABLE]))  # type: ignore[list-item]
+    wrong = bulk(client, pb.BULK_ACTION_RETRY, filter=pb.ActivityFilter(states=[AVAILABLE]))
     assert "no state that the action applies to" in (await refusal(wrong)).message
     assert await client.state("a") == AVAILABLE
