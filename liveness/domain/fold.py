@@ -37,7 +37,14 @@ from liveness.domain.events import (
     WorkerResumed,
 )
 from liveness.domain.keys import ActivityId
-from liveness.domain.registry import Entry, Replica, live_replicas
+from liveness.domain.registry import (
+    FORMER_SESSIONS_MAX,
+    Entry,
+    FormerSession,
+    Replica,
+    base_session,
+    live_replicas,
+)
 from liveness.domain.worker import (
     LOST_MAX,
     NO_BINDINGS,
@@ -160,6 +167,7 @@ def _standing_after_activation(worker: Worker | None, event: Activation, wall_ms
             component=before.component,
             orders=before.orders,
             entry=before.entry,
+            former=_former_sessions(worker, event.session_id),
             last_error_wall_ms=before.last_error_wall_ms,
         )
     if event.error_reported:
@@ -170,6 +178,18 @@ def _standing_after_activation(worker: Worker | None, event: Activation, wall_ms
         kept = {id: True for id in before.handed if declared.get(id) == held[id].attempt}
         standing = standing._replace(handed=_freeze_handed(kept))
     return NO_STANDING if standing == NO_STANDING else standing
+
+
+def _former_sessions(worker: Worker | None, session_id: str) -> tuple[FormerSession, ...]:
+    """Those that had the name before the session that now takes it."""
+    if worker is None or worker.standing.entry is None:
+        return ()
+    present, before = base_session(session_id), base_session(worker.session_id)
+    former = {each.session_id: each for each in worker.standing.former if each.session_id != present}
+    if worker.sequence and before not in ("", present):
+        former.pop(before, None)
+        former[before] = FormerSession(before, worker.sequence)
+    return tuple(former.values())[-FORMER_SESSIONS_MAX:]
 
 
 def _freeze_handed(handed: Mapping[ActivityId, bool]) -> Mapping[ActivityId, bool]:
@@ -304,7 +324,9 @@ def _(event: WorkerCleanedUp, worker: Worker) -> Worker:
 
 def _standing_of_tombstone(before: Standing) -> Standing:
     """A component keeps its restarts, a group its orders, and a registered component what is known of it."""
-    standing = Standing(component=before.component, orders=before.orders, entry=before.entry)
+    standing = Standing(
+        component=before.component, orders=before.orders, entry=before.entry, former=before.former
+    )
     return NO_STANDING if standing == NO_STANDING else standing
 
 

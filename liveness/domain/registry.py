@@ -17,6 +17,8 @@ STATUS_BYTES_MAX = 64
 RUNTIME_BYTES_MAX = 4_096
 SESSION_BYTES_MAX = 200
 """Shorter than other session ids may be, because the epoch is added to the session of a key that is registered anew."""
+FORMER_SESSIONS_MAX = 20
+"""Of how many sessions that had the name before it is remembered what they counted."""
 NUMBERS_MAX = 100
 """The highest number that a name can get."""
 
@@ -53,6 +55,15 @@ class Replica(NamedTuple):
     last_seen_wall_ms: int = 0
 
 
+class FormerSession(NamedTuple):
+    """A session that had the name. Its process may take the name again, and send once more what was counted before."""
+
+    session_id: str
+    """Without the epoch that was added to it."""
+    sequence: int
+    """The last number that was counted."""
+
+
 class Entry(NamedTuple):
     uri: str = ""
     status: str = DEFAULT_STATUS
@@ -81,6 +92,12 @@ def kind_of(instance_key: str) -> str:
 
 def name_of(instance_key: str) -> str:
     return instance_key.partition(":")[2]
+
+
+def base_session(session_id: str) -> str:
+    """The session id without the epoch that was added to it, when its key was registered anew."""
+    base, mark, epoch = session_id.rpartition("#")
+    return base if mark and epoch.isdigit() else session_id
 
 
 def numbered_key(instance_key: str, number: int) -> str:

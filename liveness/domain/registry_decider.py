@@ -38,6 +38,7 @@ from liveness.domain.registry import (
     Entry,
     Replica,
     ReplicaPolicy,
+    base_session,
     live_replicas,
 )
 from liveness.domain.worker import InactiveReason, Worker, WorkerState, WorkerStatus
@@ -73,13 +74,7 @@ def is_stale(worker: Worker, entry: Entry, now_ms: int) -> bool:
 def has_name(worker: Worker, session_id: str) -> bool:
     """Whether a session is that of the process that has the name. No session id means that process. A process that goes on
     under `SESSION#EPOCH` may still call itself SESSION."""
-    return session_id in ("", worker.session_id, _base(worker.session_id))
-
-
-def _base(session_id: str) -> str:
-    """The session id without the epoch that was added to it."""
-    base, mark, epoch = session_id.rpartition("#")
-    return base if mark and epoch.isdigit() else session_id
+    return session_id in ("", worker.session_id, base_session(worker.session_id))
 
 
 def register(
@@ -98,7 +93,7 @@ def register(
         )
         return (*events, _entry_changed(told, wall_ms))
     check_owner(key, worker, beat.principal)
-    check_session_is_named(_base(worker.session_id), beat.session_id, beat.principal)
+    check_session_is_named(base_session(worker.session_id), beat.session_id, beat.principal)
     known = worker.standing.entry
     if has_name(worker, beat.session_id):
         events = decider.heartbeat(
@@ -111,7 +106,7 @@ def register(
             )
         return (_replica_seen(key, worker, known, registration, at_ms, wall_ms),)
     else:
-        beat = beat._replace(session_id=_free_session(worker, beat.session_id))
+        beat = _take_name(worker, beat)
         events = decider.heartbeat(key, worker, _lease_beat(beat, told, WorkerStatus.RUNNING), at_ms)
     return (
         *events,
@@ -137,7 +132,7 @@ def heartbeat(
     """`status`: empty if it is as before."""
     worker, entry = known_entry(key, worker)
     check_owner(key, worker, beat.principal)
-    check_session_is_named(_base(worker.session_id), beat.session_id, beat.principal)
+    check_session_is_named(base_session(worker.session_id), beat.session_id, beat.principal)
     told = entry._replace(status=status or entry.status)
     session_id = beat.session_id
     if has_name(worker, session_id):
@@ -150,7 +145,7 @@ def heartbeat(
     if worker.state is ACTIVE:
         return (_seen_again(replica, at_ms, wall_ms),)
     profile = worker.profile._replace(host_name=replica.host_name, process_id=replica.process_id)
-    beat = beat._replace(session_id=_free_session(worker, session_id), profile=profile)
+    beat = _take_name(worker, beat)._replace(profile=profile)
     events = decider.heartbeat(key, worker, _lease_beat(beat, entry, WorkerStatus.RUNNING), at_ms)
     told = told._replace(uri=replica.uri or told.uri)
     return (*events, ReplicaLeft(session_id=session_id), *_entry_events(entry, told, wall_ms))
@@ -168,7 +163,7 @@ def deregister(
     """The goodbye of the process that has the name, or of a replica, which ends no lease."""
     worker, entry = known_entry(key, worker)
     check_owner(key, worker, principal)
-    check_session_is_named(_base(worker.session_id), session_id, principal)
+    check_session_is_named(base_session(worker.session_id), session_id, principal)
     if has_name(worker, session_id):
         if worker.state is CLEANED_UP:
             return ()
@@ -197,21 +192,44 @@ def _own_beat(worker: Worker, beat: Heartbeat) -> Heartbeat:
     beat = beat._replace(loop_lag_ms=worker.standing.loop_lag_ms)
     if worker.state is not CLEANED_UP:
         return beat._replace(session_id=worker.session_id)
-    return beat._replace(
+    return _uncounted(worker, beat)._replace(
         session_id=_renamed(worker, worker.session_id),
         profile=beat.profile if any(beat.profile) else worker.profile,
     )
 
 
-def _free_session(worker: Worker, session_id: str) -> str:
-    """The session under which another process takes the name: its own, unless it had the name before. It registers anew, so it
-    is no zombie; but a session that was replaced never comes back."""
-    return _renamed(worker, session_id) if session_id in worker.superseded else session_id
+def _take_name(worker: Worker, beat: Heartbeat) -> Heartbeat:
+    """The heartbeat of another process that takes the name: under its own session, unless it had the name before. It registers
+    anew, so it is no zombie; but a session that was replaced never comes back."""
+    session_id = beat.session_id
+    return _uncounted(worker, beat)._replace(
+        session_id=_renamed(worker, session_id) if session_id in worker.superseded else session_id
+    )
+
+
+def _uncounted(worker: Worker, beat: Heartbeat) -> Heartbeat:
+    """The heartbeat that begins a lease, without what it counted already. A process that had the name before goes on with its numbers."""
+    last = _last_counted(worker, beat.session_id)
+    if beat.sequence > last:
+        return beat
+    return (
+        beat._replace(sequence=last, successes=0, errors=0, last_error="")
+        if beat.sequence
+        else beat._replace(sequence=last)
+    )
+
+
+def _last_counted(worker: Worker, session_id: str) -> int:
+    """The last number of a session that was counted; 0 if it counted nothing. No session id: that of the process that has the name."""
+    if has_name(worker, session_id):
+        return worker.sequence if base_session(worker.session_id) else 0
+    session_id = base_session(session_id)
+    return next((each.sequence for each in worker.standing.former if each.session_id == session_id), 0)
 
 
 def _renamed(worker: Worker, session_id: str) -> str:
     """A session that the key has never had."""
-    return f"{_base(session_id)}#{worker.epoch + 1}"
+    return f"{base_session(session_id)}#{worker.epoch + 1}"
 
 
 def _not_current(key: WorkerKey, worker: Worker, session_id: str) -> SessionSuperseded | SessionNotCurrent:

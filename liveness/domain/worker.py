@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from liveness.domain.component import NO_ORDERS, Component, OrderBook
 from liveness.domain.keys import ActivityId
-from liveness.domain.registry import Entry
+from liveness.domain.registry import Entry, FormerSession
 
 SUPERSEDED_SESSIONS_MAX = 100
 """How many replaced sessions a worker remembers. A process that is more restarts behind counts as a new session."""
@@ -144,6 +144,8 @@ class Standing(NamedTuple):
     """If the worker is a supervisor: the orders to its group. They, too, outlive everything but the tombstone."""
     entry: Entry | None = None
     """Set if the worker is a registered component. It, too, outlives everything but the tombstone."""
+    former: tuple[FormerSession, ...] = ()
+    """If the worker is a registered component: the sessions that had it before and counted, oldest first."""
     last_error_wall_ms: int = 0
     """When `Worker.last_error` was reported last; 0 if it never was, or to a version that did not store it. Outlives sessions
     and leases."""
@@ -312,9 +314,8 @@ class Worker(_Parts):
         if "deadline_ms" in changes:
             changes["end_ms"] = changes.pop("deadline_ms")
         after = super()._replace(**changes)
-        if after.shared.state is WorkerState.ACTIVE and after.end_ms is not None:
-            return _Parts._replace(after, end_ms=None)
-        return after
+        end_ms = None if after.shared.state is WorkerState.ACTIVE else after.deadline_ms
+        return after if after.end_ms == end_ms else _Parts._replace(after, end_ms=end_ms)
 
     def __repr__(self) -> str:
         return f"Worker({', '.join(f'{name}={getattr(self, name)!r}' for name in WORKER_FIELDS)})"

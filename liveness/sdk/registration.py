@@ -294,7 +294,9 @@ class Registration:
         self._note_replica(is_replica=response.is_replica, entry=response.entry)
 
     def _heard(self, response: pb.HeartbeatResponse) -> None:
-        self._sent = None
+        if not response.is_replica:
+            # That of a replica adds nothing. It is sent again until this process has the name.
+            self._sent = None
         self._note_replica(is_replica=response.is_replica, entry=response.entry)
 
     def _note_replica(self, *, is_replica: bool, entry: registry_pb2.RegistryEntry) -> None:

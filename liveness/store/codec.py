@@ -32,7 +32,7 @@ from liveness.domain.events import (
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
-from liveness.domain.registry import Entry
+from liveness.domain.registry import Entry, FormerSession
 from liveness.domain.worker import (
     NO_BINDINGS,
     NO_HANDED,
@@ -358,6 +358,7 @@ class _StoredStanding(msgspec.Struct, omit_defaults=True):
     orders: OrderBook | None = None
     entry: Entry | None = None
     last_error_wall_ms: int = 0
+    former: tuple[FormerSession, ...] = ()
 
 
 class _StoredProfile(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -447,6 +448,7 @@ def _encode_standing(standing: Standing) -> _StoredStanding | None:
         orders=standing.orders if standing.orders != NO_ORDERS else None,
         entry=standing.entry,
         last_error_wall_ms=standing.last_error_wall_ms,
+        former=standing.former,
     )
 
 
@@ -462,6 +464,7 @@ def _decode_standing(stored: _StoredStanding) -> Standing:
         orders=stored.orders or NO_ORDERS,
         entry=stored.entry,
         last_error_wall_ms=stored.last_error_wall_ms,
+        former=stored.former,
     )
 
 

@@ -219,7 +219,8 @@ class HeartbeatResponse(_message.Message):
     outcome: _worker_pb2.HeartbeatOutcome.ValueType
     """Unset if it came from a replica."""
     is_replica: _builtins.bool
-    """Another process has the name; this one was heard as a replica of it, holds no lease, and its counters are not added.
+    """Another process has the name; this one was heard as a replica of it, holds no lease, and its counters are not added: send
+    them again with the same sequence.
     Once the lease of the other has ended, the replica's next heartbeat or registration takes the name.
     """
     @_builtins.property

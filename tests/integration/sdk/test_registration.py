@@ -133,6 +133,22 @@ def test_a_second_process_is_a_replica_and_takes_the_name_when_the_first_leaves(
         assert not second.is_replica
 
 
+def test_a_replica_adds_what_it_counted_when_it_gets_the_name(
+    local: LocalServer, read: Callable[..., RegistryEntry]
+) -> None:
+    first = registration(local).start()
+    with registration(local) as second:
+        second.count(successes=3)
+        seen_ms = read().replicas[0].last_seen_time.ToMilliseconds()
+        local.advance(0.5)
+        until(read, lambda entry: entry.replicas[0].last_seen_time.ToMilliseconds() > seen_ms)
+        assert read().successes == 0
+        second.count(successes=4, errors=1, last_error="disk is full")
+        first.stop()
+        entry = until(read, lambda entry: entry.successes == 7)
+        assert (entry.errors, entry.last_error) == (1, "disk is full")
+
+
 def test_a_second_process_can_be_refused_or_numbered(local: LocalServer) -> None:
     with registration(local):
         with pytest.raises(CallFailed, match="WORKER_KEY_HELD"):

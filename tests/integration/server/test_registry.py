@@ -163,6 +163,23 @@ async def test_a_session_that_lost_the_name_renews_nothing_by_an_ordinary_heartb
     assert refused.reason == "SESSION_SUPERSEDED"
 
 
+async def test_what_a_process_counted_before_it_lost_the_name_is_counted_once_also_after_a_restart(
+    harness: ServerHarness,
+) -> None:
+    client = client_of(harness)
+    await client.register(session_id="a")
+    await client.heartbeat(session_id="a", sequence=7, successes=3)
+    await client.deregister(session_id="a")
+    await client.register(session_id="b")
+    await client.deregister(session_id="b")
+    await harness.restart()
+    client = client_of(harness)
+    await client.register(session_id="a")
+    again = await client.heartbeat(session_id="a", sequence=7, successes=3)
+    assert (again.outcome, again.entry.successes) == (REPEATED, 3)
+    assert (await client.heartbeat(session_id="a", sequence=8, successes=1)).entry.successes == 4
+
+
 async def test_registering_counts_against_the_quota_of_workers(harness: ServerHarness) -> None:
     client = client_of(harness)
     await harness.configure(max_workers=1)

@@ -36,7 +36,7 @@ from liveness.domain.events import LeaseRenewed, Priority, Retry, TimeLimit, Tim
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
-from liveness.domain.registry import Entry, Replica
+from liveness.domain.registry import Entry, FormerSession, Replica
 from liveness.domain.worker import (
     NO_HANDED,
     NO_STANDING,
@@ -348,6 +348,7 @@ standings = st.just(NO_STANDING) | st.builds(
     component=st.none() | components,
     orders=order_books,
     entry=st.none() | entries,
+    former=st.lists(st.builds(FormerSession, text, numbers), max_size=3).map(tuple),
     last_error_wall_ms=times,
 )
 

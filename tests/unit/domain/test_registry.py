@@ -281,6 +281,62 @@ def test_counters_of_a_repeated_heartbeat_are_not_added_again() -> None:
     assert scenario.known.successes == 6
 
 
+def test_a_heartbeat_that_counted_before_its_process_lost_the_name_is_not_added_again() -> None:
+    """Its answer was lost, and the process sends it again when it has the name again."""
+    scenario = RegistryScenario()
+    scenario.register("a")
+    scenario.beat("a", sequence=1, successes=1)
+    scenario.beat("a", sequence=2, successes=3, errors=1, last_error="broken")
+    scenario.expire()
+    scenario.register("b")
+    scenario.beat("b", sequence=1, successes=10)
+    scenario.deregister("b")
+    scenario.register("a")
+    for _ in range(2):
+        assert scenario.beat("a", sequence=2, successes=3, errors=1) == ()
+    with pytest.raises(StaleHeartbeat):
+        scenario.beat("a", sequence=1, successes=1)
+    scenario.beat("a", sequence=3, successes=100)
+    assert (scenario.known.successes, scenario.known.errors) == (114, 1)
+
+
+def test_a_replica_that_takes_the_name_with_a_repeated_heartbeat_adds_nothing() -> None:
+    scenario = RegistryScenario()
+    scenario.register("a")
+    scenario.beat("a", sequence=5, successes=3)
+    scenario.expire()
+    scenario.register("b")
+    scenario.register("a")
+    scenario.expire()
+    assert kinds(scenario.beat("a", sequence=5, successes=3))[0] is WorkerResurrected
+    scenario.beat("a", sequence=6, successes=4)
+    assert scenario.known.successes == 7
+
+
+def test_a_replica_adds_with_its_first_heartbeat_that_has_the_name() -> None:
+    """What it counted meanwhile is told again until it is added."""
+    scenario = RegistryScenario()
+    scenario.register("a")
+    scenario.register("b")
+    scenario.beat("b", sequence=1, successes=3)
+    assert scenario.known.successes == 0
+    scenario.expire()
+    scenario.beat("b", sequence=1, successes=3)
+    assert scenario.beat("b", sequence=1, successes=3) == ()
+    assert scenario.known.successes == 3
+
+
+def test_a_heartbeat_that_counted_before_the_cleanup_is_not_added_to_the_next_life() -> None:
+    scenario = RegistryScenario()
+    scenario.register("a")
+    scenario.beat("a", sequence=1, successes=3)
+    scenario.expire().clean_up()
+    assert kinds(scenario.beat("a", sequence=1, successes=3)) == [WorkerRegistered]
+    assert scenario.beat("a", sequence=1, successes=3) == ()
+    scenario.beat("a", sequence=2, successes=4)
+    assert scenario.known.successes == 4
+
+
 def test_an_entry_is_stale_after_two_expected_intervals() -> None:
     scenario = RegistryScenario()
     scenario.register(interval_ms=10_000)

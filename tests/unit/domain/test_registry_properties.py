@@ -1,13 +1,14 @@
 """Any sequence of registrations, heartbeats, goodbyes and time against a model that was written without the decider.
 
-The model knows processes, not sessions: which of them has the name, until when, and which are replicas since when.
+The model knows processes, not sessions: which of them has the name, until when, which are replicas since when, and up to which
+number each has been counted. Heartbeats with a number are sent again, at once or late, whatever has happened to their process meanwhile.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from liveness.domain.errors import (
@@ -15,6 +16,7 @@ from liveness.domain.errors import (
     RegistryEntryNotFound,
     SessionNotCurrent,
     SessionSuperseded,
+    StaleHeartbeat,
     WorkerKeyHeld,
 )
 from liveness.domain.fold import evolve
@@ -32,6 +34,8 @@ UNKNOWN = "unknown"
 REPLICA = "replica"
 HELD = "has the name"
 GONE = "said goodbye"
+REPEATED = "was counted before"
+STALE = "comes too late"
 
 
 @dataclass
@@ -50,6 +54,8 @@ class Model:
     """When each was heard of, and its uri."""
     had_name: set[str] = field(default_factory=set)
     cleaned: bool = False
+    counted: dict[str, int] = field(default_factory=dict)
+    """The last number of each process that was counted."""
 
     def pass_time(self, ms: int) -> None:
         self.now_ms += ms
@@ -79,11 +85,14 @@ class Model:
         self.status, self.uri = "ready", uri
         return HELD
 
-    def beat(self, process: str, status: str, successes: int) -> str:
+    def beat(self, process: str, status: str, successes: int, number: int) -> str:
         if not self.exists:
             return UNKNOWN
         process = process or self.holder
+        last = self.counted.get(process, 0)
         if process == self.holder:
+            if 0 < number <= last and not self.cleaned:
+                return REPEATED if number == last else STALE
             self._hold(process)
         elif process not in self.replicas:
             return REFUSED
@@ -95,7 +104,9 @@ class Model:
             self.uri = self.replicas[process][1] or self.uri
             self._hold(process)
         self.status = status or self.status
-        self.successes += successes
+        if not 0 < number <= last:
+            self.successes += successes
+            self.counted[process] = max(number, last)
         return HELD
 
     def deregister(self, process: str) -> str:
@@ -121,24 +132,46 @@ class Model:
 def outcome_of(scenario: RegistryScenario, events: tuple[object, ...], *, is_goodbye: bool) -> str:
     if is_goodbye:
         return GONE
+    if not events:
+        return REPEATED
     return REPLICA if type(events[0]).__name__ == "ReplicaSeen" else HELD
 
 
-processes = st.sampled_from(PROCESSES)
+processes = st.sampled_from(("p", "p", "p", "q", "q", "r"))
+statuses = st.sampled_from(["", "busy"])
+successes = st.integers(0, 3)
+registrations = st.tuples(
+    st.just("register"),
+    processes,
+    st.sampled_from(["", "x"]),
+    st.sampled_from([ReplicaPolicy.SHOW, *ReplicaPolicy]),
+)
+numbered_beats = st.tuples(st.just("beat"), processes, statuses, successes, st.sampled_from([0, 1, 1, 2]))
 steps = st.one_of(
-    st.tuples(st.just("register"), processes, st.sampled_from(["", "x"]), st.sampled_from(ReplicaPolicy)),
-    st.tuples(
-        st.just("beat"), st.sampled_from(("", *PROCESSES)), st.sampled_from(["", "busy"]), st.integers(0, 3)
-    ),
+    registrations,
+    st.tuples(st.just("beat"), st.sampled_from(("", *PROCESSES)), statuses, successes, st.none()),
+    numbered_beats,
+    numbered_beats,
     st.tuples(st.just("deregister"), st.sampled_from(("", *PROCESSES))),
-    st.tuples(st.just("wait"), st.sampled_from([1_000, 14_000, 29_999, LEASE_MS, CLEANUP_MS])),
+    st.tuples(st.just("wait"), st.sampled_from([1_000, 14_000, 29_999, LEASE_MS, LEASE_MS, CLEANUP_MS])),
 )
 
 
-@given(st.lists(steps, max_size=25))
+REGISTERS = "register", "p", "", ReplicaPolicy.SHOW
+COUNTS, AGAIN, LOSES_IT = ("beat", "p", "", 3, 0), ("beat", "p", "", 3, 1), ("wait", LEASE_MS)
+OTHER_REGISTERS = "register", "q", "", ReplicaPolicy.SHOW
+
+
+@given(st.lists(steps, min_size=5, max_size=40))
+@example([REGISTERS, COUNTS, LOSES_IT, OTHER_REGISTERS, LOSES_IT, REGISTERS, AGAIN, AGAIN])
+@example([REGISTERS, COUNTS, LOSES_IT, OTHER_REGISTERS, REGISTERS, LOSES_IT, AGAIN, COUNTS, AGAIN])
+@example([REGISTERS, COUNTS, LOSES_IT, ("wait", CLEANUP_MS), AGAIN, AGAIN, COUNTS])
 def test_a_component_behaves_as_the_model(run: list[tuple]) -> None:
     scenario, model = RegistryScenario(), Model()
+    sent: dict[str, list[tuple[str, int, int]]] = {process: [] for process in PROCESSES}
     for action, *details in run:
+        if action == "beat":
+            details = numbered_beat(sent, *details)
         if action == "wait":
             model.pass_time(details[0])
             scenario.wait(details[0])
@@ -156,6 +189,19 @@ def test_a_component_behaves_as_the_model(run: list[tuple]) -> None:
     assert replay(scenario) == scenario.worker
 
 
+def numbered_beat(
+    sent: dict[str, list[tuple[str, int, int]]], process: str, status: str, successes: int, back: int | None
+) -> list:
+    """`back`: 0 for a new number, 1 for the last heartbeat again, 2 for the one before it; None for a heartbeat without a number."""
+    if back is None:
+        return [process, status, successes, 0]
+    beats = sent[process]
+    if back and len(beats) >= back:
+        return [process, *beats[-back]]
+    beats.append((status, successes, len(beats) + 1))
+    return [process, *beats[-1]]
+
+
 def take_step(scenario: RegistryScenario, action: str, details: list) -> str:
     try:
         if action == "register":
@@ -164,13 +210,14 @@ def take_step(scenario: RegistryScenario, action: str, details: list) -> str:
                 scenario, scenario.register(process, uri=uri, on_replica=policy), is_goodbye=False
             )
         if action == "beat":
-            process, status, successes = details
-            return outcome_of(
-                scenario, scenario.beat(process, status=status, successes=successes), is_goodbye=False
-            )
+            process, status, successes, number = details
+            events = scenario.beat(process, status=status, successes=successes, sequence=number)
+            return outcome_of(scenario, events, is_goodbye=False)
         return outcome_of(scenario, scenario.deregister(details[0]), is_goodbye=True)
     except RegistryEntryNotFound:
         return UNKNOWN
+    except StaleHeartbeat:
+        return STALE
     except (WorkerKeyHeld, SessionNotCurrent, SessionSuperseded):
         return REFUSED
     except LivenessError as error:

@@ -1,5 +1,5 @@
-"""The values that the golden rows of version 13 decode to: those of version 12, an activity with time limits, and several errors in one
-report of progress."""
+"""The values that the golden rows of version 13 decode to: those of version 12, an activity with time limits, several errors in one
+report of progress, and a component whose name another process had before."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from liveness.domain.events import (
     TimeLimits,
 )
 from liveness.domain.keys import ActivityId
+from liveness.domain.registry import FormerSession
+from liveness.domain.worker import Worker
 from liveness.store.codec import LogEntry
-from tests.unit.store import golden_v9, golden_v12
+from tests.unit.store import golden_v9, golden_v11, golden_v12
 from tests.unit.store.golden_v1 import WALL_MS
 from tests.unit.store.golden_v12 import (
     DEATHS,
@@ -33,7 +35,6 @@ from tests.unit.store.golden_v12 import (
     SETTINGS,
     STORED_BINDING,
     STORED_PROGRESS,
-    STORED_WORKERS,
     TAKE_OVERS,
 )
 
@@ -153,4 +154,14 @@ STORED_ACTIVITIES = {
     "limited": _TIMED_OUT,
     "cancelled": _FINISHED,
     "later": _LATER,
+}
+_SUCCEEDED = golden_v11.FINAL_WORKERS[golden_v11.BROKER]
+assert _SUCCEEDED is not None
+STORED_WORKERS: dict[str, Worker | None] = {
+    **golden_v12.STORED_WORKERS,
+    "registered_after_another": _SUCCEEDED._replace(
+        session_id="wirt:3",
+        superseded=("wirt:1",),
+        standing=_SUCCEEDED.standing._replace(former=(FormerSession("wirt:1", 17),)),
+    ),
 }
