@@ -65,6 +65,7 @@ from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
+from liveness.server.listener_choice import add_port, choose_listener
 from liveness.server.listener_options import peer_options, server_options
 from liveness.server.liveness_service import LivenessService
 from liveness.server.metrics_writer import TRANSACTION_INTERVAL_MS, MetricsWriter
@@ -191,6 +192,8 @@ class Server:
         """Ends everything that `start` has started, in the reverse order."""
         self.address = ""
         """host:port, with the port that the operating system assigned."""
+        self.listener = ""
+        """What takes calls in there: edge or python; empty if the platform decides."""
         self.cluster_address = ""
         """The same of the cluster's listener; empty if there is none."""
         self._cluster_tls = make_cluster_tls(settings, self._clock)
@@ -353,30 +356,37 @@ class Server:
         """Take the ports, so that the addresses are known to everything that is built next. Nothing is accepted yet."""
         self._is_listening = False
         self._listeners: list[Any] = []
-        credentials = None if self.tls is None else self.tls.grpc_credentials()
-        self._grpc, self.address = self._listen(self._settings.listen, credentials, "--listen")
+        make_cluster_listener = make_listener = self._platform.listener
+        if make_listener is None:
+            self.listener, make_listener = choose_listener(self._settings.listener)
+        self._grpc, self.address = self._listen(
+            make_listener(options=server_options()),
+            self._settings.listen,
+            "--listen",
+            lambda server, listen: add_port(server, listen, self.tls),
+        )
         if self.tls is not None:
             self.private_listener = PrivateListener.add_to(self._grpc)
         if listen := self._settings.cluster_listen_address:
-            credentials = None if self._cluster_tls is None else self._cluster_tls.server_credentials()
+            # A few connections carry everything there, in batches.
             self._cluster_grpc, self.cluster_address = self._listen(
-                listen, credentials, "--cluster-listen", peer_options()
+                (make_cluster_listener or grpc.aio.server)(options=peer_options()),
+                listen,
+                "--cluster-listen",
+                self._add_cluster_port,
             )
 
+    def _add_cluster_port(self, server: Any, listen: str) -> int:
+        if self._cluster_tls is None:
+            return int(server.add_insecure_port(listen))
+        return int(server.add_secure_port(listen, self._cluster_tls.server_credentials()))
+
     def _listen(
-        self,
-        listen: str,
-        credentials: grpc.ServerCredentials | None,
-        flag: str,
-        options: list[tuple[str, int]] | None = None,
+        self, server: Any, listen: str, flag: str, add_port: Callable[[Any, str], int]
     ) -> tuple[Any, str]:
-        server = self._platform.listener(options=options or server_options())
         self._listeners.append(server)
         try:
-            if credentials is None:
-                port = server.add_insecure_port(listen)
-            else:
-                port = server.add_secure_port(listen, credentials)
+            port = add_port(server, listen)
         except RuntimeError as error:
             raise ListenFailed(listen=listen, flag=flag) from error
         return server, f"{listen.rpartition(':')[0]}:{port}"
@@ -611,8 +621,9 @@ class Server:
     def _register_services(self) -> None:
         node = self.node
         workers = LivenessService(
-            node, self.feed, self.streams, self._random, self.telemetry, self.quotas, self.all_nodes
-        )
+            node, self.feed, self.streams, self._random, self.telemetry, self.quotas, self.all_nodes,
+            listener=self.listener,
+        )  # fmt: skip
         self.registry = RegistryService(
             node, self.telemetry, workers.rate_limits, self.quotas, self.all_nodes, self.own_calls
         )

@@ -130,8 +130,20 @@ def _check_server(address: str, credentials: LoadedCredentials) -> CheckResult:
             return warning(
                 "server", f"{address} answers {code.name}", "It does not seem to be a liveness server."
             )
-    if answer != HEALTH_SERVING:
-        return warning(
-            "server", f"{address} answers, but does not serve", "It is starting, stopping, or in trouble."
-        )
-    return ok("server", f"{address} serves")
+        if answer != HEALTH_SERVING:
+            return warning(
+                "server", f"{address} answers, but does not serve", "It is starting, stopping, or in trouble."
+            )
+        return ok("server", f"{address} serves{_describe_listener(channel)}")
+
+
+def _describe_listener(channel: grpc.Channel) -> str:
+    """What takes calls in there; empty if the server does not say so, or not to a caller without a credential."""
+    from liveness.v1.service_pb2 import GetServerInfoRequest
+    from liveness.v1.service_pb2_grpc import LivenessServiceStub
+
+    try:
+        info = LivenessServiceStub(channel).GetServerInfo(GetServerInfoRequest(), timeout=ANSWER_TIMEOUT_S)
+    except grpc.RpcError:
+        return ""
+    return f"; listener: {info.listener}" if info.listener else ""

@@ -28,6 +28,11 @@ from liveness.version import VERSION
 @click.option("--db", metavar="URL", help="Find the nodes in their database instead: postgresql://…")
 @click.option("--db-password-file", metavar="FILE", help="The file with the password of that database.")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7401]")
+@click.option(
+    "--listener",
+    metavar="KIND",
+    help="What takes gRPC calls in: auto, edge (native) or python.  [default: auto]",
+)
 @cluster_tls_options
 @click.option(
     "--http",

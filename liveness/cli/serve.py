@@ -49,6 +49,11 @@ class ServeCommand(click.Command):
 @click.option("--db-password-file", metavar="FILE", help="The file with the password for PostgreSQL.")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen for gRPC.  [default: 127.0.0.1:7400]")
 @click.option(
+    "--listener",
+    metavar="KIND",
+    help="What takes gRPC calls in: auto, edge (native) or python.  [default: auto]",
+)
+@click.option(
     "--http", metavar="HOST:PORT", help="Where to listen for HTTP, or off.  [default: 127.0.0.1:7480]"
 )
 @click.option(

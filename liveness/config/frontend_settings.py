@@ -13,6 +13,7 @@ from liveness.config.formats import SQLITE, is_address, without_password
 from liveness.config.setting_types import SettingType, list_setting
 from liveness.config.settings import (
     HTTP_OFF,
+    LISTENER_AUTO,
     SETTING_TYPES,
     SettingsError,
     check_tls_settings,
@@ -35,6 +36,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     insecure: bool = False
     """Allow listeners beyond loopback without TLS and authentication; also calls to nodes beyond loopback without TLS."""
     listen: str = "127.0.0.1:7401"
+    listener: str = LISTENER_AUTO
+    """What takes gRPC calls in there: edge, python, or auto."""
     http: str = HTTP_OFF
     """Where to serve HTTP: health, metrics, the API, the dashboard. Off, because a node on the same machine may use the
     usual port."""

@@ -59,6 +59,7 @@ PGAI_DSN_VARIABLE = "LIVENESS_PGAI_DSN"
 FRONTEND_ONLY = ("nodes",)
 """Names of settings that only a frontend has; see `liveness.config.frontend_settings`."""
 HTTP_OFF = "off"
+LISTENER_AUTO, LISTENER_EDGE, LISTENER_PYTHON = "auto", "edge", "python"
 TLS_CLIENT_AUTH_REQUIRED = "required"
 DAY_S = 86_400
 
@@ -79,6 +80,8 @@ class TlsSettings(Protocol):
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     db: str = "sqlite:///liveness.db"
     listen: str = "127.0.0.1:7400"
+    listener: str = LISTENER_AUTO
+    """What takes gRPC calls in there: edge is the native one, python is gRPC's own; auto: the native edge if it is installed."""
     http: str = "127.0.0.1:7480"
     """The address of the HTTP API and the dashboard, or `off`."""
     http_hosts: tuple[str, ...] = ()
@@ -363,6 +366,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "listen": string_setting(
         lambda text: host_port(text) is not None, f"{_HOST_PORT}; port 0 takes any free one"
     ),
+    "listener": choice_setting(LISTENER_AUTO, LISTENER_EDGE, LISTENER_PYTHON),
     "http": string_setting(
         lambda text: text == HTTP_OFF or host_port(text) is not None,
         "HOST:PORT, for example 127.0.0.1:7480 or 0.0.0.0:7480, where port 0 takes any free one, or off",

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import grpc
 import structlog
@@ -38,6 +39,7 @@ from liveness.security.suspicion import SuspicionCounters
 from liveness.security.tls_settings import make_cluster_tls, make_listener_tls
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
+from liveness.server.listener_choice import add_port, choose_listener
 from liveness.server.listener_options import server_options
 from liveness.server.oversight import Oversight
 from liveness.server.self_registration import SelfRegistration, own_component
@@ -138,7 +140,7 @@ class Frontend:
         settings: FrontendSettings,
         *,
         clock: Clock | None = None,
-        listener: Callable[..., grpc.aio.Server] = grpc.aio.server,
+        listener: Callable[..., Any] | None = None,
     ) -> None:
         """`listener`: makes the gRPC server, as in `Platform`."""
         require_protection(settings)
@@ -152,6 +154,8 @@ class Frontend:
         self._tls = make_cluster_tls(settings, self._clock)
         self.address = ""
         """host:port, with the actual port if port 0 was set."""
+        self.listener = ""
+        """What takes calls in there: edge or python; empty if the caller decided."""
         self.tls = make_listener_tls(settings, self._clock)
         """None if the listeners use plain text."""
         self.private_listener: PrivateListener | None = None
@@ -179,6 +183,9 @@ class Frontend:
             else NodeRouteSource(settings.nodes, routes, clock, connect)
         )
         self._refresher = RouteRefresher(self._source.refresh, clock, self._on_refreshed)
+        make_listener = self._listener
+        if make_listener is None:
+            self.listener, make_listener = choose_listener(settings.listener)
         channels = ChannelPool(connect)
         source = self._source
         self._suspicion = SuspicionCounters(clock)
@@ -204,6 +211,7 @@ class Frontend:
             on_node_unreachable=self._on_node_unreachable,
             tracer=self._tracer,
             record_try=self.telemetry.forwarded.record,
+            listener=self.listener,
         )
         self._gate = ShutdownGate()
         self._health = Health(
@@ -219,13 +227,15 @@ class Frontend:
         unknown_methods = UnknownMethodHandler(
             self.gateway.forwarder, channels, self._gate.calls, self._authenticator
         )
-        await self._listen(settings, unknown_methods)
+        await self._listen(make_listener(options=server_options()), settings, unknown_methods)
         self._tasks.start(self._refresher.run())
         if self._tls is not None:
             self._tasks.start(self._tls.run())
 
-    async def _listen(self, settings: FrontendSettings, unknown_methods: UnknownMethodHandler) -> None:
-        self._grpc = server = self._listener(options=server_options())
+    async def _listen(
+        self, server: Any, settings: FrontendSettings, unknown_methods: UnknownMethodHandler
+    ) -> None:
+        self._grpc = server
         for descriptor in SERVICES:
             register_service(
                 server,
@@ -248,10 +258,7 @@ class Frontend:
         server.add_generic_rpc_handlers((unknown_methods,))
         host, _, _ = settings.listen.rpartition(":")
         try:
-            if self.tls is None:
-                port = server.add_insecure_port(settings.listen)
-            else:
-                port = server.add_secure_port(settings.listen, self.tls.grpc_credentials())
+            port = add_port(server, settings.listen, self.tls)
         except RuntimeError as error:
             raise ListenFailed(listen=settings.listen) from error
         if self.tls is not None:

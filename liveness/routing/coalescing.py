@@ -7,8 +7,8 @@ that no heartbeat waits for the commit of another. Each caller keeps its own dea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -43,7 +43,51 @@ class _QueuedHeartbeat(NamedTuple):
     timeout_s: float
     principal: bytes
     """Who sent it, encoded; empty if callers are not asked."""
-    outcome: asyncio.Future[RpcResponse | RpcFailure]
+    outcome: Outcome
+
+
+class Outcome(Protocol):
+    """What a caller waits for: its own future, or its place among others that were sent together."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, outcome: RpcResponse | RpcFailure, /) -> None: ...
+
+    def cancel(self) -> object: ...
+
+
+class _Outcomes:
+    """The outcomes of heartbeats whose caller waits for all of them."""
+
+    __slots__ = ("_left", "found", "known")
+
+    def __init__(self, count: int) -> None:
+        self.found: list[RpcResponse | RpcFailure | None] = [None] * count
+        self._left = count
+        self.known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def set(self, position: int, outcome: RpcResponse | RpcFailure) -> None:
+        self.found[position] = outcome
+        self._left -= 1
+        if not self._left and not self.known.done():
+            self.known.set_result(None)
+
+
+class _OneOfMany:
+    __slots__ = ("_outcomes", "_position")
+
+    def __init__(self, outcomes: _Outcomes, position: int) -> None:
+        self._outcomes = outcomes
+        self._position = position
+
+    def done(self) -> bool:
+        return self._outcomes.known.done() or self._outcomes.found[self._position] is not None
+
+    def set_result(self, outcome: RpcResponse | RpcFailure, /) -> None:
+        self._outcomes.set(self._position, outcome)
+
+    def cancel(self) -> object:
+        return self._outcomes.known.cancel()
 
 
 class _BatchQueue:
@@ -85,6 +129,12 @@ class _BatchQueue:
             return
         wait_ms = BATCH_WINDOW_MS if self._in_flight else 0
         self._flush_task = self._tasks.start(self._flush_after(wait_ms))
+
+    def add_all(self, items: list[_QueuedHeartbeat]) -> None:
+        """The same for heartbeats that came at the same time: they need not wait for each other."""
+        self._waiting += items
+        if self._in_flight < BATCHES_IN_FLIGHT_MAX:
+            self._flush()
 
     async def _flush_after(self, wait_ms: int) -> None:
         if wait_ms:
@@ -177,15 +227,39 @@ class Coalescer:
     ) -> RpcResponse | RpcFailure:
         """`request`: a RecordWorkerHeartbeatRequest serialized by protobuf, not bytes taken from the caller. `principal`: who
         sent it, encoded."""
+        queue = self._queue(owner, namespace)
+        outcome: asyncio.Future[RpcResponse | RpcFailure] = asyncio.get_running_loop().create_future()
+        queue.add(_QueuedHeartbeat(request, timeout_s, principal, outcome))
+        return await outcome
+
+    async def send_all(
+        self,
+        owner: Owner,
+        namespace: str,
+        requests: Sequence[bytes],
+        timeout_s: float,
+        principals: Sequence[bytes],
+    ) -> list[RpcResponse | RpcFailure]:
+        """The same for many heartbeats of a namespace. `principals`: one for each."""
+        queue = self._queue(owner, namespace)
+        outcomes = _Outcomes(len(requests))
+        queue.add_all(
+            [
+                _QueuedHeartbeat(request, timeout_s, principal, _OneOfMany(outcomes, position))
+                for position, (request, principal) in enumerate(zip(requests, principals, strict=True))
+            ]
+        )
+        await outcomes.known
+        return [outcome for outcome in outcomes.found if outcome is not None]
+
+    def _queue(self, owner: Owner, namespace: str) -> _BatchQueue:
         key = (owner.node_id, owner.address, namespace)
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _BatchQueue(
                 owner, self._forwarder, self._clock, self._tasks, lambda: self._remove_queue(key)
             )
-        outcome: asyncio.Future[RpcResponse | RpcFailure] = asyncio.get_running_loop().create_future()
-        queue.add(_QueuedHeartbeat(request, timeout_s, principal, outcome))
-        return await outcome
+        return queue
 
     def _remove_queue(self, key: QueueKey) -> None:
         # Namespaces come and go, and a queue is cheap to create again.

@@ -256,22 +256,24 @@ class Forwarder:
         retry_budget: RetryBudget,
         send: Callable[[Owner], Any],
         owns_shard: Callable[[int], bool],
+        tried: tuple[Owner, RpcFailure] | None = None,
     ) -> RpcResponse | RpcFailure | None:
         """Try until the call is served, fails for good, or the budget is used up. None: this node owns the shard now.
 
-        `shard_id`: None for a call that any node may serve.
+        `shard_id`: None for a call that any node may serve. `tried`: how the first try failed, if it was made already.
         """
         failure: RpcFailure | None = None
         failed_owner: Owner | None = None
         immediate_retries = IMMEDIATE_RETRIES_MAX
         while True:
-            if shard_id is not None and owns_shard(shard_id):
+            if tried is None and shard_id is not None and owns_shard(shard_id):
                 return None
-            owner = self.next_owner(shard_id, failed_owner, failure)
+            owner = self.next_owner(shard_id, failed_owner, failure) if tried is None else tried[0]
             if owner is not None:
-                outcome = await send(owner)
+                outcome = await send(owner) if tried is None else tried[1]
+                tried = None
                 if isinstance(outcome, RpcResponse) or not outcome.can_retry(retry_safety):
-                    return outcome  # type: ignore[no-any-return]
+                    return outcome
                 failure, failed_owner = outcome, owner
                 self.update_owner(shard_id, owner, outcome)
                 immediate_retries -= 1

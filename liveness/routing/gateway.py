@@ -6,7 +6,7 @@ forwarded, retried while the shard moves, and answered as the owner answered. A 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -36,10 +36,12 @@ from liveness.routing.stream_proxy import StreamProxy
 from liveness.rpc.call_metadata import metadata_of
 from liveness.rpc.tracing import CallTracer
 from liveness.security.forwarded_callers import PRINCIPAL_HEADER, encoded_principal
+from liveness.v1.service_pb2 import GetServerInfoResponse
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Serve = Callable[[Any], Awaitable[Any]]
 
+GET_SERVER_INFO = "/liveness.v1.LivenessService/GetServerInfo"
 SHARD_MOVED_BYTES = rpc_failures.SHARD_MOVED.encode()
 _BATCHABLE_METADATA = frozenset({"traceparent", "tracestate", PRINCIPAL_HEADER})
 """Metadata that is dropped when a heartbeat joins a batch, which says itself whose heartbeats it has. With tracing on, a traced
@@ -61,8 +63,9 @@ class Gateway:
         on_node_unreachable: Callable[[], None] = lambda: None,
         tracer: CallTracer | None = None,
         record_try: RecordTry = ignore_try,
+        listener: str = "",
     ) -> None:
-        """`own_node_id`: None in a frontend. `owns_all_shards`: true if batches need not be split. `is_cut_off`: true while this
+        """`listener`: of a frontend: what takes its calls in, edge or python. `own_node_id`: None in a frontend. `owns_all_shards`: true if batches need not be split. `is_cut_off`: true while this
         node cannot reach its database, so that another one answers calls better. `open_local_stream`: serves Relay in this
         process. `on_node_unreachable`: called when a node does not answer at its address. `tracer`: None if
         calls are not traced. `record_try`: called after each try to have a call served by a node."""
@@ -72,8 +75,10 @@ class Gateway:
         self.owns_all_shards = owns_all_shards
         self.is_cut_off = is_cut_off
         self.is_closing = False
+        self.answer_suffixes = {GET_SERVER_INFO: GetServerInfoResponse(listener=listener).SerializeToString()}
+        """By path: fields that this process puts in place of those of a node. Of a field that comes twice, the last counts."""
         self._channels = channels
-        self._clock = clock
+        self.clock = clock
         self.tracer = tracer
         self.forwarder = Forwarder(
             routes,
@@ -110,7 +115,7 @@ class Gateway:
 
     def retry_budget(self, rule: RoutingRule, context: Context) -> RetryBudget:
         return RetryBudget(
-            self._clock,
+            self.clock,
             self.routes,
             context.time_remaining(),
             rule.wait_ms_max,
@@ -148,6 +153,7 @@ class MethodRouter:
         self._gateway = gateway
         self._path = path
         self._shard_key = rule.shard_key
+        self._answer_suffix = gateway.answer_suffixes.get(path, b"")
 
     def is_local(self, request: Any, context: Context) -> bool:
         """Whether this node serves the call itself, because it owns the shard."""
@@ -170,8 +176,39 @@ class MethodRouter:
 
     # -- unary
 
-    async def forward(self, request: Any, context: Context, serve: Serve | None) -> Any:
-        """Return the owner's answer. `serve` is called if this node has become the owner."""
+    def can_batch(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+        """Whether heartbeats with this metadata may be sent together with those of others."""
+        return all(name in _BATCHABLE_METADATA for name, _ in caller_metadata(metadata))
+
+    def batch_owner(self, request: Any) -> Owner | None:
+        """The node to which a heartbeat may be sent together with others; None if none is known."""
+        shard_id = self._shard_id(request)
+        return None if shard_id is None else self._gateway.forwarder.next_owner(shard_id, None, None)
+
+    async def send_together(
+        self,
+        owner: Owner,
+        namespace: str,
+        requests: Sequence[Any],
+        principals: Sequence[bytes],
+        remaining_s: float | None,
+    ) -> list[RpcResponse | RpcFailure]:
+        """Send heartbeats to their owner, once. `principals`: who sent each of them, encoded. `remaining_s`: until the last deadline;
+        None if one has no deadline."""
+        gateway = self._gateway
+        timeout_s = RetryBudget(gateway.clock, gateway.routes, remaining_s).timeout_s()
+        bodies = [request.SerializeToString() for request in requests]
+        return await gateway.coalescer.send_all(owner, namespace, bodies, timeout_s, principals)
+
+    async def forward(
+        self,
+        request: Any,
+        context: Context,
+        serve: Serve | None,
+        tried: tuple[Owner, RpcFailure] | None = None,
+    ) -> Any:
+        """Return the owner's answer. `serve` is called if this node has become the owner. `tried`: how the first try
+        failed, if it was made already."""
         kind = self.rule.kind
         if kind is RoutingKind.HEARTBEAT_BATCH and 0 < len(request.heartbeats) <= HEARTBEATS_PER_CALL_MAX:
             return await self._forward_batch(request, context, serve)
@@ -204,10 +241,13 @@ class MethodRouter:
             retry_budget,
             send_batched if can_batch else send_single,
             self._gateway.owns_shard,
+            tried,
         )
         if outcome is None:
             assert serve is not None, "only a node has shards of its own"
             return await serve(request)
+        if isinstance(outcome, RpcResponse) and self._answer_suffix:
+            outcome = outcome._replace(body=outcome.body + self._answer_suffix)
         return await _reply(context, outcome)
 
     def _shard_id(self, request: Any) -> int | None:

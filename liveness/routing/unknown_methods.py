@@ -25,6 +25,9 @@ WRITE_FAILED = "Internal error from Core"
 class UnknownMethodHandler(grpc.GenericRpcHandler):
     """The last handler: gRPC calls it for methods that no other handler serves."""
 
+    path_prefix = PACKAGE
+    """What the paths of its methods begin with."""
+
     def __init__(
         self,
         forwarder: Forwarder,

@@ -24,12 +24,17 @@ def metadata_of(context: Any) -> Pairs:
     return (context.invocation_metadata() or ()) if kept is None else kept
 
 
+def keep_metadata(metadata: Pairs) -> None:
+    """Keep the metadata of the call that this task serves."""
+    _call_metadata.set(metadata)
+
+
 class ServiceHandlers(grpc.ServiceRpcHandler):
     """The handlers of a service's methods."""
 
     def __init__(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
         self._service = service
-        self._by_path = {f"/{service}/{name}": handler for name, handler in handlers.items()}
+        self.by_path = {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
     def service_name(self) -> str:
         return self._service
@@ -37,7 +42,7 @@ class ServiceHandlers(grpc.ServiceRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler = self._by_path.get(handler_call_details.method)
+        handler = self.by_path.get(handler_call_details.method)
         if handler is not None:
             _call_metadata.set(handler_call_details.invocation_metadata)
         return handler

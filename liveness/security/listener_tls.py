@@ -32,6 +32,15 @@ class ListenerTls(FollowedTlsFiles):
         It can require certificates of clients or not ask for them; it cannot leave the choice to the client."""
         return self.changed_configuration().credentials(requires_client_cert=self._paths.requires_client_cert)
 
+    def edge_configuration(self) -> tuple[bytes, bytes, bytes | None, str]:
+        """The same for the native edge: certificate chain, key, the authorities of clients' certificates, and whether a client
+        must have one: none, optional or required."""
+        files = self.certificate.files
+        when = "none" if files.client_ca is None else "optional"
+        if self._paths.requires_client_cert:
+            when = "required"
+        return files.cert_chain, files.private_key, self._trusted_by_grpc(files), when
+
     def http_context(self) -> ssl.SSLContext:
         return _CurrentContext.following(lambda: self.certificate.http_context)
 
@@ -48,11 +57,16 @@ class ListenerTls(FollowedTlsFiles):
         return grpc.aio.secure_channel(address, credentials, options=(*options, name))
 
     def _grpc_configuration(self, files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(files.private_key, files.cert_chain)], self._trusted_by_grpc(files)
+        )
+
+    def _trusted_by_grpc(self, files: TlsFiles) -> bytes | None:
         client_ca, own_client = files.client_ca, self._own_client
         if client_ca is not None and own_client is not None:
             # This process connects to its own listener, too.
-            client_ca = client_ca + b"\n" + own_client.certificate
-        return grpc.ssl_server_certificate_configuration([(files.private_key, files.cert_chain)], client_ca)
+            return client_ca + b"\n" + own_client.certificate
+        return client_ca
 
 
 class _CurrentContext(ssl.SSLContext):

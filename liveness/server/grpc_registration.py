@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import grpc
@@ -15,44 +13,38 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from liveness.clock import stopwatch
 from liveness.domain.errors import (
-    InvalidRequest,
     LivenessError,
     MalformedRequest,
-    ShardMoved,
-    StoreFull,
-    Unavailable,
 )
 from liveness.routing.forwarded_calls import ForwardedCallRouter, ForwardedCalls
 from liveness.routing.gateway import Gateway, MethodRouter
 from liveness.routing.routing_rules import RoutingKind
 from liveness.rpc.call_metadata import ServiceHandlers, metadata_of
-from liveness.rpc.status import code_of, status_of
 from liveness.rpc.tracing import CallTracer, is_sampled
-from liveness.rpc_details import DETAILS_KEY
-from liveness.security.authorization import authorize
-from liveness.security.principal import current_caller
-from liveness.security.redaction import redact_error
-from liveness.server.access import Authentication, MethodGuard, RefusedItems
-from liveness.server.all_nodes import is_local_only
+from liveness.server.access import Authentication, MethodGuard
+from liveness.server.edge_listener import EdgeServer
+from liveness.server.heartbeat_lane import make_lane
 from liveness.server.oversight import MethodOversight, Oversight, request_bytes
 from liveness.server.request_bounds import RequestBounds
 from liveness.server.shutdown_gate import ShutdownGate
-from liveness.slices import end_slice
-from liveness.store.errors import NoSpaceLeft, StoreError
+from liveness.server.unary_calls import (
+    AdmitNamespace,
+    UnaryMethod,
+    WaitAllDurable,
+    abort_with,
+    counted,
+    final_code,
+    serialize,
+    store_unavailable,
+)
+from liveness.store.errors import StoreError
 from liveness.telemetry.call_stats import OK, CallStats, MethodStats
 
 logger = structlog.get_logger("liveness.server")
 
 
-BYTES_PER_SLICE_MAX = 128 * 1024
-"""Parsing a larger request may take several milliseconds."""
-
-WaitAllDurable = Callable[[], Awaitable[None]]
-
-
-AdmitNamespace = Callable[[str], None]
+HEARTBEAT_PATH = "/liveness.v1.LivenessService/RecordWorkerHeartbeat"
 
 
 def register_service(
@@ -80,6 +72,7 @@ def register_service(
     gate = gate or ShutdownGate()
     handlers = {
         method.name: _make_handler(
+            server,
             method,
             None if service is None else getattr(service, _snake_case(method.name)),
             wait_all_durable,
@@ -101,6 +94,7 @@ def _snake_case(name: str) -> str:
 
 
 def _make_handler(
+    server: grpc.aio.Server,
     method: MethodDescriptor,
     serve: Callable[..., Any] | None,
     wait_all_durable: WaitAllDurable,
@@ -119,23 +113,21 @@ def _make_handler(
         return grpc.stream_stream_rpc_method_handler(
             _make_streaming(serve, None, router, stats, gate, guard, oversight, is_client_stream=True),
             parse,
-            _serialize,
+            serialize,
         )
     if "namespace" not in method.input_type.fields_by_name:
         admit = None
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(
-            _make_streaming(serve, admit, router, stats, gate, guard, oversight), parse, _serialize
+            _make_streaming(serve, admit, router, stats, gate, guard, oversight), parse, serialize
         )
-    call = _make_unary(serve, wait_all_durable, admit, router, gate, guard, oversight)
-    if tracer is not None:
-        call = _traced(call, tracer, f"/{method.containing_service.full_name}/{method.name}")
-    return grpc.unary_unary_rpc_method_handler(_counted(call, stats, gate), parse, _serialize)
-
-
-def _serialize(answer: Message | bytes) -> bytes:
-    """Some handlers return serialized messages."""
-    return answer if isinstance(answer, bytes) else answer.SerializeToString()
+    unary = UnaryMethod(serve, wait_all_durable, admit, router, gate, guard, oversight)
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    call = unary.call if tracer is None else _traced(unary.call, tracer, path)
+    if path == HEARTBEAT_PATH and isinstance(server, EdgeServer):
+        lane = make_lane(server, unary, getattr(serve, "__self__", None), parse, stats, tracer)
+        server.add_batch_handler(path, lane)
+    return grpc.unary_unary_rpc_method_handler(counted(call, stats, gate), parse, serialize)
 
 
 def _make_parser(kind: type[Message], bounds: RequestBounds) -> Callable[[bytes], Message | MalformedRequest]:
@@ -152,103 +144,6 @@ def _make_parser(kind: type[Message], bounds: RequestBounds) -> Callable[[bytes]
             return MalformedRequest(detail=str(error))
 
     return parse
-
-
-def _make_unary(
-    serve: Callable[[Any], Awaitable[Message | bytes]] | None,
-    wait_all_durable: WaitAllDurable,
-    admit: AdmitNamespace | None,
-    router: MethodRouter | ForwardedCallRouter | None,
-    gate: ShutdownGate,
-    guard: MethodGuard | None,
-    oversight: MethodOversight | None,
-) -> Callable[..., Awaitable[Message | bytes]]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
-        try:
-            if gate.is_closed:
-                await gate.refuse()
-            if request_bytes.get() > BYTES_PER_SLICE_MAX:
-                await end_slice()  # parsing it was one
-            if guard is None:
-                if oversight is not None:
-                    oversight.admit_anonymous(context)
-                if isinstance(request, MalformedRequest):
-                    raise request
-                return await serve_call(request, context)
-            # Without `identify`, which costs another coroutine: this runs for every heartbeat.
-            caller = guard.known(metadata_of(context)) or await guard.authenticate(context)
-            current_caller.set(caller)
-            if oversight is not None:
-                oversight.admit(caller, context)
-            if isinstance(request, MalformedRequest):
-                raise request
-            authorize(caller.principal, guard.rule, request)
-            if guard.rule.is_batch and (split := guard.split_batch(caller, request)) is not None:
-                return await serve_split(split, context)
-            if guard.may_wait_long:
-                answer = await guard.unless_revoked(serve_call(request, context), caller)
-            else:
-                answer = await serve_call(request, context)
-            return answer if isinstance(answer, bytes) else guard.redact(answer, caller.principal)
-        except InvalidRequest as error:
-            await _abort(context, error)
-        except LivenessError as error:
-            if oversight is not None:
-                oversight.note_error(error, request, context)
-            await _abort(context, await _after_durable(error, wait_all_durable))
-        except StoreError as error:
-            await _abort(context, _store_unavailable(error))
-        raise AssertionError("abort raises")
-
-    async def serve_split(split: RefusedItems, context: Any) -> Message:
-        if oversight is not None:
-            oversight.note_denied_items(split.refused.values(), split.request.namespace, context)
-        allowed = split.allowed()
-        answer = await serve_call(allowed, context) if allowed.heartbeats else b""
-        return split.merge(_serialize(answer))
-
-    async def serve_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
-        if admit is not None:
-            admit(request.namespace)
-        handler = serve
-        if oversight is not None and oversight.is_audited:
-            oversight.set_origin(context)
-            if serve is not None:
-                handler = partial(oversight.serve, serve, context)
-        if router is None:
-            return await handler(request)  # type: ignore[misc]
-        return await _route_call(router, request, context, handler)
-
-    return call
-
-
-def _counted(
-    call: Callable[..., Awaitable[Message | bytes]], stats: MethodStats, gate: ShutdownGate
-) -> Callable[..., Awaitable[Message | bytes]]:
-    calls = gate.calls
-
-    async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
-        seconds = stopwatch()
-        calls.count += 1
-        try:
-            answer = await call(request, context)
-        except BaseException as error:
-            stats.record(_final_code(error, context), seconds())
-            raise
-        finally:
-            calls.count -= 1
-        stats.record(OK, seconds())
-        return answer
-
-    return counted
-
-
-def _final_code(error: BaseException, context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """The status code of a call whose handler raised `error`. Whoever aborts a call sets the context's code first."""
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        return grpc.StatusCode.CANCELLED.name
-    code: Any = context.code()
-    return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.UNKNOWN.name
 
 
 class _CodeRecordingContext:
@@ -287,22 +182,6 @@ def _traced(
     return traced
 
 
-async def _route_call(
-    router: MethodRouter | ForwardedCallRouter,
-    request: Any,
-    context: grpc.aio.ServicerContext[Any, Any],
-    serve: Any,
-) -> Message | bytes:
-    if router.is_local(request, context):
-        is_local_only.set(router.is_local_only(context))
-        try:
-            return await serve(request)  # type: ignore[no-any-return]
-        except ShardMoved:
-            if not router.can_forward(context):
-                raise
-    return await router.forward(request, context, serve)  # type: ignore[no-any-return]
-
-
 def _make_streaming(
     serve: Callable[[Any], AsyncIterator[Message | bytes]] | None,
     admit: AdmitNamespace | None,
@@ -322,7 +201,7 @@ def _make_streaming(
                 async for message in stream(request, context):
                     yield message
         except BaseException as error:
-            stats.record(_final_code(error, context), None)
+            stats.record(final_code(error, context), None)
             raise
         stats.record(OK, None)
 
@@ -368,31 +247,10 @@ def _make_streaming(
         except LivenessError as error:
             if oversight is not None:
                 oversight.note_error(error, request, context)
-            await _abort(context, error)
+            await abort_with(context, error)
         except StoreError as error:
-            await _abort(context, _store_unavailable(error))
+            await abort_with(context, store_unavailable(error))
         finally:
             held.close()
 
     return call
-
-
-async def _after_durable(error: LivenessError, wait_all_durable: WaitAllDurable) -> LivenessError:
-    try:
-        await wait_all_durable()
-    except Unavailable as unavailable:
-        return unavailable
-    return error
-
-
-def _store_unavailable(error: StoreError) -> Unavailable:
-    logger.warning("request failed", why=str(error))
-    return StoreFull(detail=error.detail) if isinstance(error, NoSpaceLeft) else Unavailable()
-
-
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: LivenessError) -> None:
-    error = redact_error(error)
-    details = ((DETAILS_KEY, status_of(error).SerializeToString()),)
-    code = code_of(error)
-    context.set_code(code)  # for the count of calls
-    await context.abort(code, str(error), trailing_metadata=details)

@@ -5,6 +5,9 @@ gRPC enforces these limits before any of our code sees a byte.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 MESSAGE_BYTES_MAX = 6_500 * 1024
 """The SDK fills a batch of heartbeats up to 3 MiB, and one more heartbeat has at most 3.2 MiB."""
 CONCURRENT_STREAMS_MAX = 1_000
@@ -56,3 +59,17 @@ def server_options(
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ]
+
+
+def edge_limits(options: Mapping[str, Any]) -> dict[str, int]:
+    """The same limits for the native edge, as it names them. `options`: those of gRPC."""
+    return {
+        "streams_max": options.get("grpc.max_concurrent_streams", CONCURRENT_STREAMS_MAX),
+        "header_bytes_max": options.get("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        "waiting_calls_max": PENDING_CALLS_MAX,
+        "handshake_timeout_ms": HANDSHAKE_TIMEOUT_MS,
+        "idle_ms_max": IDLE_MS_MAX,
+        "ping_interval_ms_min": PING_INTERVAL_MS_MIN,
+        "keepalive_ms": KEEPALIVE_MS,
+        "keepalive_timeout_ms": KEEPALIVE_TIMEOUT_MS,
+    }

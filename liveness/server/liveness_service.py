@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 from sys import intern
@@ -66,7 +66,11 @@ class LivenessService:
         telemetry: Telemetry,
         quotas: Quotas | None = None,
         all_nodes: AllNodes | None = None,
+        *,
+        listener: str = "",
     ) -> None:
+        """`listener`: what takes calls in: edge or python."""
+        self._listener = listener
         self._node = node
         self._telemetry = telemetry
         self._all_nodes = all_nodes
@@ -89,6 +93,42 @@ class LivenessService:
             self._telemetry.record_refusals(request.namespace, (answer,))
             raise answer
         return answer
+
+    async def record_single_heartbeats(
+        self,
+        namespace: str,
+        beats: Sequence[worker_pb2.WorkerHeartbeat],
+        principals: Sequence[str],
+        on_decided: Callable[[], None],
+    ) -> list[bytes | LivenessError]:
+        """Serve calls of `record_worker_heartbeat` that came at the same time. Returns a serialized HeartbeatResult or the error
+        of each; `RoomNeeded` for those that `admit_single_heartbeats` must serve. `on_decided`: called before answers wait to be
+        durable."""
+        elapsed_s = stopwatch()
+        answers = await self._record(
+            namespace, beats, self._reply_builders, principals=principals, admits=False, on_decided=on_decided
+        )
+        served = [answer for answer in answers if not isinstance(answer, RoomNeeded)]
+        self._count_single_heartbeats(namespace, served, elapsed_s())
+        return answers
+
+    async def admit_single_heartbeats(
+        self, namespace: str, beats: Sequence[worker_pb2.WorkerHeartbeat], principals: Sequence[str]
+    ) -> list[bytes | LivenessError]:
+        """Serve those for which `record_single_heartbeats` found no room."""
+        elapsed_s = stopwatch()
+        answers = await self._admit_and_record(
+            namespace, beats, self._reply_builders, ADMIT_ATTEMPTS_MAX, principals
+        )
+        self._count_single_heartbeats(namespace, answers, elapsed_s())
+        return answers
+
+    def _count_single_heartbeats(
+        self, namespace: str, answers: Sequence[bytes | LivenessError], seconds: float
+    ) -> None:
+        self._telemetry.record_single_heartbeats(namespace, len(answers), seconds)
+        if errors := [answer for answer in answers if isinstance(answer, LivenessError)]:
+            self._telemetry.record_refusals(namespace, errors)
 
     async def record_worker_heartbeats(self, request: service_pb2.RecordWorkerHeartbeatsRequest) -> bytes:
         """Returns a serialized RecordWorkerHeartbeatsResponse."""
@@ -117,9 +157,11 @@ class LivenessService:
         reply_builders: tuple[ReplyBuilder, ReplyBuilder],
         attempts_left: int = ADMIT_ATTEMPTS_MAX,
         principals: Sequence[str] | None = None,
+        admits: bool = True,
+        on_decided: Callable[[], None] | None = None,
     ) -> list[bytes | LivenessError]:
         """Decide all heartbeats, wait until they are durable, then answer. `principals`: who sent each of them; None: the
-        caller sent them all.
+        caller sent them all. `admits=False`: answer `RoomNeeded` for new workers that need a slot, undecided.
 
         Heartbeats that cost much are decided in slices. Each slice reads time, policy and shards anew, because they may
         have changed, and has its own commit group, because the shards of an earlier slice may be lost before the next."""
@@ -208,6 +250,10 @@ class LivenessService:
                 answers.append(error)
         if slice_us:
             node.committer.note_decided(slice_us)
+        if on_decided is not None:
+            on_decided()
+        if not admits:
+            unadmitted.clear()
         if len(unadmitted) == len(answers) > 0 and attempts_left:
             return await self._admit_and_record(namespace, beats, reply_builders, attempts_left, principals)
         start = 0
@@ -218,6 +264,8 @@ class LivenessService:
                 # of it.
                 for index in range(start, end):
                     shard = shards[index]
+                    if not admits and isinstance(answers[index], RoomNeeded):
+                        continue  # nothing of it was decided
                     if shard is not None and (
                         group.failed(shard) or isinstance(answers[index], WorkerQuotaExceeded)
                     ):
@@ -305,6 +353,7 @@ class LivenessService:
             api_level=API_LEVEL,
             api_level_min=API_LEVEL_MIN,
             shard_count=self._node.shard_count,
+            listener=self._listener,
         )
 
     async def shutdown_worker(

@@ -44,7 +44,8 @@ class Platform:
     process_id: int = field(default_factory=os.getpid)
     machine: str = field(default_factory=_machine)
     """The running kernel and its process namespace, in which `process_id` is unique; empty if the system does not tell."""
-    listener: Callable[..., Any] = grpc.aio.server
+    listener: Callable[..., Any] | None = None
+    """Makes the gRPC servers; None: as the settings say."""
     connect: Callable[..., Any] = grpc.aio.insecure_channel
     own_addresses: Callable[[str], OwnAddresses] = OwnAddresses
     """Returns what recognises this server's own addresses, given the address at which it listens."""

@@ -13,6 +13,7 @@ from liveness.cluster.peers import CHANNEL_OPTIONS
 from liveness.config.settings import host_port
 from liveness.engine.node import Node
 from liveness.engine.observed_clock import PROBE_MS_MAX
+from liveness.server.edge_listener import EdgeServer
 
 logger = structlog.get_logger("liveness.receive_probe")
 
@@ -37,6 +38,8 @@ def register_receive_probe(server: grpc.aio.Server) -> None:
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE_NAME, {METHOD_NAME: handler}),)
     )
+    if isinstance(server, EdgeServer):
+        server.keep_behind_batches(f"/{SERVICE_NAME}/{METHOD_NAME}")
 
 
 async def _answer(_request: bytes, _context: grpc.aio.ServicerContext[Any, Any]) -> bytes:

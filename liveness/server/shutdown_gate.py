@@ -12,6 +12,8 @@ nothing may be read in that time:
 If calls take longer than `FINISH_MS_MAX`, or if the system cannot stop reading (it is not Linux), the server reads on after
 the announcement: a call that a client sends while the announcement is on its way to it then ends as CANCELLED, without
 details. No handler has seen it.
+
+The native edge can leave calls unread by itself, so that there this is not needed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from liveness.domain.errors import ShuttingDown
 from liveness.network_addresses import split_address
 from liveness.rpc.calls_in_flight import CallsInFlight
 from liveness.server.accepted_sockets import AcceptedSockets
+from liveness.server.edge_listener import EdgeServer
 
 QUIET_MS = 100
 QUIET_MS_MAX = 500
@@ -59,6 +62,11 @@ class ShutdownGate:
 
         `timeout_s`: the time for calls in flight. `clock`: None if time stands still, and no client is to wait for it.
         """
+        if isinstance(server, EdgeServer):
+            await server.stop(timeout_s)
+            self.is_closed = True  # for calls at other ports
+            self._opened.set()
+            return
         self.is_closed = True
         if clock is None:
             self._opened.set()

@@ -27,6 +27,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def observe_many(self, value: float, count: int) -> None:
+        """The same value so many times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], quantile_rank: float) -> float:
     """Returns the quantile, interpolated linearly within its bucket; 0 if nothing was counted."""

@@ -194,6 +194,11 @@ class Telemetry(NodeListener):
         self.counters.count_heartbeats(namespace, heartbeats)
         self.heartbeat_duration_s.observe(seconds)
 
+    def record_single_heartbeats(self, namespace: str, calls: int, seconds: float) -> None:
+        """Count served calls with a heartbeat each."""
+        self.counters.count_heartbeats(namespace, calls)
+        self.heartbeat_duration_s.observe_many(seconds, calls)
+
     def record_refusals(self, namespace: str, errors: Collection[LivenessError]) -> None:
         self.counters.get(namespace).refused.update(error.reason for error in errors)
 

@@ -859,12 +859,15 @@ class GetServerInfoResponse(_message.Message):
     API_LEVEL_FIELD_NUMBER: _builtins.int
     API_LEVEL_MIN_FIELD_NUMBER: _builtins.int
     SHARD_COUNT_FIELD_NUMBER: _builtins.int
+    LISTENER_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     api_level: _builtins.int
     """Rises when calls are added that clients may depend on."""
     api_level_min: _builtins.int
     """The lowest level that clients must have been written for."""
     shard_count: _builtins.int
+    listener: _builtins.str
+    """What takes calls in at the process that was asked: edge (native) or python. Empty: an older server."""
     def __init__(
         self,
         *,
@@ -872,10 +875,11 @@ class GetServerInfoResponse(_message.Message):
         api_level: _builtins.int = ...,
         api_level_min: _builtins.int = ...,
         shard_count: _builtins.int = ...,
+        listener: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_level", b"api_level", "api_level_min", b"api_level_min", "shard_count", b"shard_count", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_level", b"api_level", "api_level_min", b"api_level_min", "listener", b"listener", "shard_count", b"shard_count", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
