@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import grpc
 import structlog
 
+from liveness.clock import SystemClock
 from liveness.network_addresses import split_address
 from liveness.rpc.call_metadata import keep_metadata
 from liveness.server.edge_calls import EXPIRED, EdgeCall, EdgeStream, Headers, NativeEdge
@@ -26,7 +26,7 @@ logger = structlog.get_logger("liveness.server")
 
 MODULE = "liveness_edge"
 UNIX = "unix:"
-DRAIN_POLL_S = 0.002
+DRAIN_POLL_MS = 2
 STOPPED = "the server stopped before it answered"
 FLUSH_S_MAX = 2.0
 """How long a stop waits for its last answers to leave, if clients do not read."""
@@ -74,7 +74,11 @@ class _CallDetails(NamedTuple):
 
 
 def edge_is_installed() -> bool:
-    return find_spec(MODULE) is not None
+    try:
+        import_module(MODULE)
+    except ImportError:
+        return False
+    return True
 
 
 class EdgeServer(grpc.aio.Server):
@@ -100,6 +104,7 @@ class EdgeServer(grpc.aio.Server):
         self._stopped: asyncio.Future[None] | None = None
         self._is_draining = False
         self._loop = asyncio.get_running_loop()
+        self._clock = SystemClock()
 
     # -- before it starts
 
@@ -355,8 +360,8 @@ class EdgeServer(grpc.aio.Server):
     async def _become_idle(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
-                while self._edge.open_calls() or self._calls or self._answers:  # noqa: ASYNC110  # the edge does not tell
-                    await asyncio.sleep(DRAIN_POLL_S)
+                while self._edge.open_calls() or self._calls or self._answers:
+                    await self._clock.sleep(DRAIN_POLL_MS)
         except TimeoutError:
             return False
         return True

@@ -27,6 +27,9 @@ from liveness.cli import main
 from liveness.domain.errors import Unavailable
 from liveness.integrations.relay.relay import RelaySink
 from liveness.integrations.webhook.sink import WebhookSink
+from liveness.server.heartbeat_lane import HeartbeatLane
+from liveness.server.liveness_service import LivenessService
+from liveness.server.unary_calls import UnaryMethod
 from liveness.store.api import ShardCommit
 from liveness.store.commit import apply_commits
 from liveness.store.errors import CommitRejected, CommitUnknown
@@ -119,31 +122,49 @@ def _wrap_commits() -> None:
 
 
 def _wrap_answers() -> None:
-    real = binding._make_unary
+    class FailingMethod(UnaryMethod):
+        """Reaches failpoints around the answers to heartbeats that are served one by one, or in batches of the client's."""
 
-    def unary(
-        serve: Any, wait_all_durable: Any, admit: Any, router: Any, gate: Any, guard: Any, oversight: Any
-    ) -> Callable[..., Awaitable[Any]]:
-        if serve is None or serve.__name__ not in HEARTBEATS:
-            return real(serve, wait_all_durable, admit, router, gate, guard, oversight)
+        def __init__(self, serve: Any, *others: Any) -> None:
+            async def served(request: Any) -> Any:
+                answer = await serve(request)
+                await _reach("before ack", Unavailable)
+                return answer
 
-        async def served(request: Any) -> Any:
-            answer = await serve(request)
-            await _reach("before ack", Unavailable)
+            self._is_heartbeat = serve is not None and serve.__name__ in HEARTBEATS
+            super().__init__(served if self._is_heartbeat else serve, *others)
+
+        async def call(self, request: Any, context: Any) -> Any:
+            answer = await super().call(request, context)
+            if self._is_heartbeat:
+                context.add_done_callback(lambda _: _reach_after_ack())
             return answer
 
-        call = real(served, wait_all_durable, admit, router, gate, guard, oversight)
+    setattr(binding, "UnaryMethod", FailingMethod)  # noqa: B010  # the name through which methods are registered
 
-        async def answered(request: Any, context: Any) -> Any:
-            answer = await call(request, context)
-            context.add_done_callback(
-                lambda _: _reach_blocking("after ack", lambda: RuntimeError("a failpoint"))
-            )
-            return answer
+    record = LivenessService.record_single_heartbeats
 
-        return answered
+    async def recorded(self: Any, *arguments: Any) -> Any:
+        answers = await record(self, *arguments)
+        await _reach("before ack", Unavailable)
+        return answers
 
-    binding._make_unary = unary
+    LivenessService.record_single_heartbeats = recorded  # type: ignore[assignment]
+
+    answer = HeartbeatLane._answer
+
+    def answered(self: HeartbeatLane, *arguments: Any, **options: Any) -> Any:
+        left = answer(self, *arguments, **options)
+        asyncio.get_running_loop().call_soon(
+            _reach_after_ack
+        )  # after the turn in which the edge is given the answers
+        return left
+
+    HeartbeatLane._answer = answered  # type: ignore[method-assign]
+
+
+def _reach_after_ack() -> None:
+    _reach_blocking("after ack", lambda: RuntimeError("a failpoint"))
 
 
 def _sink_failed() -> Exception:

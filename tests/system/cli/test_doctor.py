@@ -16,6 +16,7 @@ import pytest
 from liveness.app import open_store
 from liveness.clock import SystemClock
 from liveness.config.settings import Settings
+from liveness.server.edge_listener import edge_is_installed
 from tests.databases import PostgresServer
 from tests.system.cli.server_processes import running_server
 from tests.system.cli.shell import UNUSED_ADDRESS, Shell
@@ -87,7 +88,8 @@ def test_a_database_is_examined_while_the_server_runs(tmp_path: Path) -> None:
     with running_server(tmp_path) as address:
         code, found = examine(sqlite(tmp_path / "liveness.db"), Shell(address))
         assert code == 0
-        assert found["server"]["saw"] == f"{address} serves"
+        listener = "edge" if edge_is_installed() else "python"
+        assert found["server"]["saw"] == f"{address} serves; listener: {listener}"
         assert found["tables"]["verdict"] == "ok"
         Shell(address).heartbeat("w")
 

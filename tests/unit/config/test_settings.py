@@ -91,6 +91,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         """
         db = "postgresql://someone@db.example/liveness?ssl=require"
         listen = "[::1]:0"
+        listener = "python"
         cluster_listen = "[::1]:8400"
         advertise = "10.0.0.7:8400"
         cluster_cert_file = "node.pem"
