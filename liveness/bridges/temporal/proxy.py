@@ -37,7 +37,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class Call:
     """A unary call on its way."""
 
-    __slots__ = ("_upstream", "context", "metadata", "method", "peer", "request", "upstream_s")
+    __slots__ = ("_since_asked", "_upstream", "_upstream_s", "context", "metadata", "method", "peer", "request")
 
     def __init__(self, upstream: Upstream, method: str, request: bytes, context: Context) -> None:
         self._upstream = upstream
@@ -46,12 +46,18 @@ class Call:
         self.context = context
         self.peer = context.peer()
         self.metadata = passed_metadata(context.invocation_metadata())
-        self.upstream_s = 0.0
-        """How long Temporal took."""
+        self._upstream_s = 0.0
+        self._since_asked: Callable[[], float] | None = None
+        """Tells how long Temporal has been asked; None while it is not."""
+
+    @property
+    def upstream_s(self) -> float:
+        """How long Temporal took, or has taken so far: a call whose client is gone may end before its question to Temporal."""
+        return self._upstream_s + (0.0 if self._since_asked is None else self._since_asked())
 
     async def pass_on(self) -> bytes:
         """Make the call at Temporal and return its answer. Raises AioRpcError."""
-        elapsed = stopwatch()
+        elapsed = self._since_asked = stopwatch()
         context, channel = self.context, self._upstream.channel(self.peer)
         upstream_call = channel.unary_method(self.method)(
             self.request,
@@ -76,7 +82,8 @@ class Call:
             raise
         finally:
             channel.open_calls -= 1
-            self.upstream_s += elapsed()
+            self._upstream_s += elapsed()
+            self._since_asked = None
 
 
 Interceptor: TypeAlias = Callable[[Call], Awaitable[bytes]]

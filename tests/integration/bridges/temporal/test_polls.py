@@ -171,6 +171,23 @@ async def test_a_hand_out_whose_client_is_gone_is_given_back_at_once(
     assert list(options.update_mask.paths) == ["retry_policy.maximum_attempts"]
 
 
+async def test_the_time_for_which_a_poll_waited_at_temporal_is_not_what_the_bridge_added(
+    bridge: TemporalBridge, upstream: UpstreamServer
+) -> None:
+    """Its client gives up first, as every worker does that stops."""
+    waits_s = 0.5
+    upstream.held["PollActivityTaskQueue"] = asyncio.Event()
+    async with grpc.aio.insecure_channel(bridge.address) as channel:
+        call: Any = channel.unary_unary(SERVICE + "PollActivityTaskQueue")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call(POLL, timeout=waits_s)
+    statistics = bridge.statistics
+    async with asyncio.timeout(LIMIT_S):
+        while not sum(statistics.added_s.counts):
+            await asyncio.sleep(0.01)
+    assert statistics.added_s.sum < waits_s / 2
+
+
 async def test_a_bridge_that_stops_finishes_what_it_is_giving_back(
     start_bridge: StartBridge, upstream: UpstreamServer, silent_liveness: str
 ) -> None:
