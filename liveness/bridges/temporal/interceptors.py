@@ -202,8 +202,12 @@ class Interceptors:
         return answer
 
     async def _activity_heartbeat(self, call: Call) -> bytes:
-        if (completion := _read(messages.read_completion, call.request)) is not None:
-            self._recorder.hear_activity(completion.task_token)
+        completion = _read(messages.read_completion, call.request)
+        if (
+            completion is not None
+            and (entry := self._recorder.hear_activity(completion.task_token)) is not None
+        ):
+            self._hints.note(entry, call.peer)
         return await call.pass_on()
 
     async def _worker_heartbeat(self, call: Call) -> bytes:

@@ -34,16 +34,18 @@ class Caller(NamedTuple):
     build_id: str = ""
 
 
-def read_poll(request: bytes, *, nexus: bool = False) -> Caller:
+def read_poll(request: bytes) -> Caller:
+    """Read PollActivityTaskQueue or PollWorkflowTaskQueue. Nexus polls say nothing about activities: a worker that has only those is known
+    by its heartbeats."""
     fields = Fields(request)
     options = fields.message(6)
     return Caller(
         namespace=fields.text(1),
         worker_key=fields.text(8),
-        identity=fields.text(2 if nexus else 3),
-        task_queue=fields.message(3 if nexus else 2).text(1),
+        identity=fields.text(3),
+        task_queue=fields.message(2).text(1),
         # WorkerDeploymentOptions.build_id, or WorkerVersionCapabilities.build_id of older SDKs.
-        build_id=options.text(2) or fields.message(4 if nexus else 5).text(1),
+        build_id=options.text(2) or fields.message(5).text(1),
     )
 
 
@@ -292,10 +294,16 @@ def write_cancellation(namespace: str, task_token: bytes) -> bytes:
 # -- the worker API, answered in place of a server that does not have it
 
 
-def read_list_workers(request: bytes) -> tuple[str, int, str]:
-    """Read ListWorkers: namespace, page size, page token."""
+def read_list_workers(request: bytes) -> tuple[str, int, str, str]:
+    """Read ListWorkers: namespace, page size, page token, query."""
     fields = Fields(request)
-    return fields.text(1), fields.number(2), fields.text(3)
+    return fields.text(1), fields.number(2), fields.text(3), fields.text(4)
+
+
+def read_count_workers(request: bytes) -> tuple[str, str]:
+    """Read CountWorkers: namespace, query."""
+    fields = Fields(request)
+    return fields.text(1), fields.text(2)
 
 
 def read_described_worker_key(request: bytes) -> tuple[str, str]:

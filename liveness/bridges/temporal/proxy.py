@@ -37,7 +37,16 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class Call:
     """A unary call on its way."""
 
-    __slots__ = ("_since_asked", "_upstream", "_upstream_s", "context", "metadata", "method", "peer", "request")
+    __slots__ = (
+        "_since_asked",
+        "_upstream",
+        "_upstream_s",
+        "context",
+        "metadata",
+        "method",
+        "peer",
+        "request",
+    )
 
     def __init__(self, upstream: Upstream, method: str, request: bytes, context: Context) -> None:
         self._upstream = upstream

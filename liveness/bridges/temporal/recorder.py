@@ -235,12 +235,13 @@ class Recorder:
         if (entry := self._holders.get(task_token)) is not None:
             self._unbind(entry, task_token)
 
-    def hear_activity(self, task_token: bytes) -> None:
-        """Note that the worker that holds an activity has sent the activity's own heartbeat."""
+    def hear_activity(self, task_token: bytes) -> WorkerEntry | None:
+        """Note that the worker that holds an activity has sent the activity's own heartbeat. None: this bridge does not know it."""
         entry = self._holders.get(task_token)
         if entry is not None:
             entry.hear(self._clock.monotonic_ms())
             self._mark(entry)
+        return entry
 
     def shut_down(self, shutdown: Shutdown) -> None:
         """Note that a worker is stopping. It may still finish what it holds: it says goodbye when that is done."""

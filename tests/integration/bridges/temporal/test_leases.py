@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,27 @@ async def test_a_broken_connection_shortens_a_lease_unless_hints_are_off(
     await stage.advance(1_000)  # four looks at the table of connections
     assert bridge.statistics.hints == hints
     assert ((await stage.worker()).granted_lease_duration != lease) is bool(hints)
+
+
+async def test_a_worker_that_was_suspect_and_is_heard_by_an_activity_is_watched_again(
+    stage: DrivenStage, upstream: UpstreamServer
+) -> None:
+    """It sends no heartbeats of its own, so that only a broken connection tells of its end."""
+    bridge = await stage.start_bridge(hint_grace_ms=60_000)
+    first = TemporalWorker(stage, bridge.address)
+    await hand_out(first, stage)
+    await first.close()
+
+    async def is_suspect(times: int) -> bool:
+        return bridge.statistics.hints == {"connection": times}
+
+    await stage.advance_until(partial(is_suspect, 1))
+    upstream.answers["RecordActivityTaskHeartbeat"] = b""
+    again = TemporalWorker(stage, bridge.address)
+    beat = pb.RecordActivityTaskHeartbeatRequest(task_token=b"token-1", identity="me", namespace=NAMESPACE)
+    await again.call("RecordActivityTaskHeartbeat", beat)
+    await again.close()
+    await stage.advance_until(partial(is_suspect, 2))
 
 
 async def test_what_a_worker_holds_above_the_limit_passes_unrecorded(

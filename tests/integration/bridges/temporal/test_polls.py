@@ -253,6 +253,21 @@ async def test_the_worker_api_is_answered_from_liveness_where_the_server_has_non
             await call("CountWorkers", pb.CountWorkersRequest(namespace="shop"))
         )
         assert counted.count == 1
+        for query, count in (
+            ("TaskQueue = 'q' AND Status='Running'", 1),
+            ('WorkerIdentity="me"', 1),
+            ("TaskQueue != 'q'", 0),
+            ("BuildId = 'v1'", 0),
+        ):
+            asked = pb.CountWorkersRequest(namespace="shop", query=query)
+            assert pb.CountWorkersResponse.FromString(await call("CountWorkers", asked)).count == count, query
+            of_list = pb.ListWorkersRequest(namespace="shop", query=query)
+            answer = pb.ListWorkersResponse.FromString(await call("ListWorkers", of_list))
+            assert len(answer.workers_info) == len(answer.workers) == count, query
+        for query in ("StartTime > '2026-01-01'", "TaskQueue = 'q' OR TaskQueue = 'p'", "nonsense"):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call("ListWorkers", pb.ListWorkersRequest(namespace="shop", query=query))
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         described = pb.DescribeWorkerResponse.FromString(
             await call("DescribeWorker", pb.DescribeWorkerRequest(namespace="shop", worker_instance_key="w1"))
         )

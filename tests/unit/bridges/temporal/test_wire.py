@@ -70,14 +70,6 @@ def test_polls() -> None:
     )
     wanted = messages.Caller("n", "k", "i", "q", "b")
     assert messages.read_poll(poll.SerializeToString()) == wanted
-    nexus = pb.PollNexusTaskQueueRequest(
-        namespace="n",
-        worker_instance_key="k",
-        identity="i",
-        task_queue=TaskQueue(name="q"),
-        deployment_options=WorkerDeploymentOptions(build_id="b"),
-    )
-    assert messages.read_poll(nexus.SerializeToString(), nexus=True) == wanted
     completed = pb.RespondWorkflowTaskCompletedRequest(namespace="n", worker_instance_key="k", identity="i")
     read = messages.read_workflow_task_completion(completed.SerializeToString())
     assert read == messages.Caller("n", "k", "i")
