@@ -10,12 +10,15 @@ import pytest
 from tests.system.temporal.conftest import StartWorker
 from tests.system.temporal.stage import Stage, plan, stuck
 
-ACTIVITIES, WORKERS, KILLS = 200, 5, 10
-SECONDS = 1.0
+ACTIVITIES, WORKERS, KILLS = 200, 5, 6
+SECONDS = 0.3
 """How long an activity takes."""
+TEST_LIMIT_S = 300
+RESULT_LIMIT_S = 180
+"""Each kill costs the start of a Python process, and each activity some calls: on a busy machine that adds up."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(TEST_LIMIT_S)
 async def test_a_workflow_completes_while_workers_are_killed(
     stage: Stage,
     flows: str,
@@ -48,7 +51,7 @@ async def test_a_workflow_completes_while_workers_are_killed(
         running.append(start_worker(slots=4))
     until.touch()
 
-    results = stage.temporal.result(workflow_id)
+    results = stage.temporal.result(workflow_id, RESULT_LIMIT_S)
 
     assert [result.split()[0] for result in results] == [spec["name"] for spec in specs]
     effects: dict[str, list[int]] = {}
