@@ -138,7 +138,11 @@ class Rescuer:
                 outcome = await rescue(self._upstream, namespace, record, why)
             except TemporalAway as error:
                 self._away_warning.warn(why=str(error))
-                await self._clock.sleep(wait_ms)
+                self._statistics.rescues_waiting += 1
+                try:
+                    await self._clock.sleep(wait_ms)
+                finally:
+                    self._statistics.rescues_waiting -= 1
                 wait_ms = min(wait_ms * 2, BACKOFF_MS[1])
             except RescueRefused as error:
                 self._statistics.rescues_refused += 1

@@ -32,6 +32,8 @@ class BridgeStatistics:
         """By outcome."""
         self.rescues_refused = 0
         """Answers by which Temporal refused a rescue; it is tried again, and finally fails."""
+        self.rescues_waiting = 0
+        """Rescues that this bridge has taken, and holds until Temporal is back."""
         self.failed_back = 0
         """Answers of polls whose client was gone, given back at once."""
         self.hints: Counter[str] = Counter()
@@ -83,6 +85,12 @@ METRICS: tuple[Metric[BridgeStatistics], ...] = (
         "Refusals of a rescue by Temporal.",
         (),
         single_value(lambda statistics: statistics.rescues_refused),
+    ),
+    GaugeMetric(
+        "liveness_bridge_rescues_waiting",
+        "Rescues that wait because Temporal does not answer.",
+        (),
+        single_value(lambda statistics: statistics.rescues_waiting),
     ),
     CounterMetric(
         "liveness_bridge_failed_back_total",

@@ -113,6 +113,34 @@ async def test_a_rescue_that_temporal_refuses_ten_times_waits_for_an_operator(
     await worker.close()
 
 
+async def test_a_rescue_waits_while_temporal_is_away_and_this_is_no_failure(
+    stage: DrivenStage, upstream: UpstreamServer
+) -> None:
+    bridge = await stage.start_bridge()
+    worker = TemporalWorker(stage, bridge.address)
+    await worker.live(2_000)
+    await hand_out(worker, stage)
+    upstream.away = {"DescribeWorkflowExecution"}
+
+    async def is_waiting() -> bool:
+        text, _ = bridge.metrics()
+        return b"liveness_bridge_rescues_waiting 1.0" in text
+
+    await stage.advance_until(is_waiting)
+    await stage.advance(60_000)
+    assert len(upstream.requests("DescribeWorkflowExecution")) > REFUSALS_MAX
+    upstream.away.clear()
+
+    async def is_over() -> bool:
+        activity = await stage.rescue_activity()
+        return activity is not None and activity.state == ACTIVITY_STATE_COMPLETED
+
+    await stage.advance_until(is_over)
+    assert bridge.statistics.rescues == {"retried": 1}
+    assert (bridge.statistics.rescues_refused, bridge.statistics.rescues_waiting) == (0, 0)
+    await worker.close()
+
+
 async def test_a_rescue_that_is_retried_after_its_worker_was_cleaned_up_waits_no_longer_than_a_lease(
     stage: DrivenStage, upstream: UpstreamServer
 ) -> None:

@@ -28,6 +28,8 @@ class UpstreamServer(grpc.GenericRpcHandler):
         self.held: dict[str, asyncio.Event] = {}
         """By method: it answers once this is set."""
         self.refused: set[str] = set()
+        self.away: set[str] = set()
+        """Methods that answer as if the server behind a load balancer were away."""
         self.unimplemented = {"Unknown"}
         self._server: grpc.aio.Server | None = None
 
@@ -78,6 +80,8 @@ class UpstreamServer(grpc.GenericRpcHandler):
             await self.held[method].wait()
         if method in self.refused:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
+        elif method in self.away:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "away")
         elif method in self.unimplemented:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
         elif method in self.answers:
