@@ -21,7 +21,7 @@ from liveness.cli.client import (
     limit_option,
 )
 from liveness.cli.durations import from_ms
-from liveness.cli.errors import CommandError, UsageError
+from liveness.cli.errors import CommandError, UsageError, escape_control
 from liveness.cli.event_text import describe_event
 from liveness.cli.output import (
     format_time,
@@ -34,6 +34,7 @@ from liveness.cli.output import (
 )
 from liveness.cli.payloads import activity_to_json, guess_encoding
 from liveness.cli.shared_options import SharedOptionsGroup
+from liveness.cli.temporal_link import RESCUE_QUEUE, temporal_link
 from liveness.v1.activity_pb2 import (
     BULK_ACTION_CANCEL,
     BULK_ACTION_RETRY,
@@ -54,6 +55,7 @@ from liveness.v1.activity_pb2 import (
     ScheduleActivityRequest,
 )
 from liveness.v1.event_pb2 import Event
+from liveness.v1.service_pb2 import DescribeWorkerRequest
 
 STATES = {
     name.removeprefix("ACTIVITY_STATE_").lower().replace("_", "-"): number
@@ -202,8 +204,27 @@ def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool
     activity = _call_with_hint(client, client.activities.DescribeActivity, request, id).activity
     if as_json:
         print_json(activity_to_json(activity))
-    else:
-        print_fields(activity_fields(activity))
+        return
+    print_fields(activity_fields(activity))
+    if activity.task_queue == RESCUE_QUEUE and (link := _link_to_workflow(client, activity.id)):
+        click.echo(f"\nin Temporal:\n  {escape_control(link)}")
+
+
+def _link_to_workflow(client: Client, id: ActivityId) -> str:
+    """Where Temporal's page shows the workflow of a lost attempt, as the workers that held it know. Empty if none knows."""
+    request = GetActivityHistoryRequest(namespace=client.namespace, id=id)
+    attempts = client.call(client.activities.GetActivityHistory, request).attempts
+    for key in dict.fromkeys(attempt.worker_instance_key for attempt in reversed(attempts)):
+        described = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=key)
+        try:
+            worker = client.call(client.liveness.DescribeWorker, described).worker
+        except CommandError as failure:
+            if failure.reason != "WORKER_NOT_FOUND":
+                raise
+            continue
+        if link := temporal_link(worker, id):
+            return link
+    return ""
 
 
 @activities.command()

@@ -20,7 +20,7 @@ from liveness.bridges.temporal.rescue import RescueRefused, TemporalAway, rescue
 from liveness.bridges.temporal.settings import DEFAULT_INTERVAL_MS, INTERVALS_PER_LEASE, BridgeSettings
 from liveness.bridges.temporal.statistics import BridgeStatistics
 from liveness.bridges.temporal.upstream import Upstream
-from liveness.bridges.temporal.worker_entry import INTERVAL_LABEL, NO_HEARTBEATS, SUSPECTED_LABEL
+from liveness.bridges.temporal.worker_entry import INTERVAL_LABEL, NO_HEARTBEATS, SUSPECTED_LABEL, UI_LABEL
 from liveness.clock import Clock, wait_or_timeout
 from liveness.sdk import Quarantine, Worker
 from liveness.sdk.errors import LivenessSdkError
@@ -89,6 +89,8 @@ class Rescuer:
                 max_concurrent=CONCURRENT_MAX,
                 identity=f"temporal-bridge {os.getpid()}@{socket.gethostname()}",
                 capabilities=(ENGINE_CAPABILITY,),
+                # So that a rescue, which this worker holds, links to its workflow.
+                labels={UI_LABEL: self._settings.temporal_ui} if self._settings.temporal_ui else {},
                 tls=self._settings.credentials.tls or False,
                 token=self._settings.credentials.token or "",
             )

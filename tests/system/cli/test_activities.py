@@ -13,6 +13,7 @@ from liveness.cli.activities import INPUT_BYTES_MAX, parse_activity_id
 from liveness.sdk import ActivityRef
 from liveness.sdk import Client as SdkClient
 from liveness.sdk.values import id_to_proto, to_activity_ref
+from liveness.v1.worker_pb2 import ActivityRef as BoundActivity
 from tests.system.cli.scripted_worker import ScriptedWorker
 from tests.system.cli.shell import Shell
 
@@ -185,6 +186,18 @@ def test_results_are_shown_decoded(shell: Shell) -> None:
     assert described(shell, "photo")["result_value"] == {"done": True}
     shown = fields(shell.ok("activities", "describe", "photo", "--type", "resize"))
     assert (shown["input"], shown["result"]) == ("17 (encoding own/number)", '{"done": true}')
+
+
+def test_the_rescue_of_a_temporal_attempt_links_to_its_workflow(shell: Shell) -> None:
+    labels = {"temporal-ui": "https://ui.example"}
+    reference = BoundActivity(
+        workflow_id="order 7", run_id="r", activity_id="1@1", task_queue="temporal-rescue"
+    )
+    ScriptedWorker(shell, "w", bound_activities=[reference], labels=labels)
+    shell.ok("workers", "expire", "w", "--reason", "gone", "--yes")
+    shown = shell.ok("activities", "describe", "order 7", "r", "1@1")
+    link = f"https://ui.example/namespaces/{shell.namespace}/workflows/order%207/r"
+    assert shown.endswith(f"\nin Temporal:\n  {link}\n")
 
 
 def test_an_input_that_is_too_long_is_rejected(tmp_path: Path) -> None:

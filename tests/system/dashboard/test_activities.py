@@ -46,6 +46,17 @@ async def test_many_activities_are_shown_in_pages(screen: Screen, api: ApiClient
     await expect(screen.row("a-000")).to_be_visible()
 
 
+async def test_the_rescue_of_a_temporal_attempt_links_to_its_workflow(screen: Screen, api: ApiClient) -> None:
+    bound = {**activity("order 7"), "task_queue": "temporal-rescue"}
+    labels = {"temporal-ui": "https://ui.example"}
+    api.beat("w", lease_duration="60s", bound_activities=[bound], labels=labels)
+    api.expire("w")
+    await screen.open("activity", workflow="order 7", run="r1", activity="a1")
+    await expect(screen.page.get_by_role("link", name="in Temporal")).to_have_attribute(
+        "href", f"https://ui.example/namespaces/{api.namespace}/workflows/order%207/r1"
+    )
+
+
 async def test_an_activitys_page_updates_by_itself(screen: Screen, api: ApiClient) -> None:
     api.schedule("photo", input=base64.b64encode(b'{"file": "sea.jpg"}').decode())
     await screen.open("activity", workflow="photo", run="r1", activity="a1")

@@ -8,6 +8,7 @@ import { EventList } from '../parts/event_list.js';
 import { Failure, Loading } from '../parts/notice.js';
 import { Name, Time, WorkerLink } from '../parts/text.js';
 import { href } from '../route.js';
+import { InTemporal, RESCUE_QUEUE, temporalLink } from '../temporal_link.js';
 import { parseDuration, parseTime, showDuration } from '../time.js';
 import { activityName, activityState, attemptOutcome, counted, timeoutType } from '../words.js';
 import { ActivityButtons } from './activities.js';
@@ -46,7 +47,7 @@ function Facts({ ns, activity }) {
     ['state', html`<${Badge} word=${activityState(activity.state)} /> since <${Time} ms=${parseTime(activity.since)} />`],
     ['held by', activity.worker_instance_key && html`<${WorkerLink} ns=${ns} name=${activity.worker_instance_key} /> under lease ${activity.lease_epoch}`],
     activity.due_time && ['available at', html`<${Time} ms=${parseTime(activity.due_time)} />`],
-    ['workflow', html`<${Name}>${activity.id.workflow_id}<//>`],
+    ['workflow', html`<${Name}>${activity.id.workflow_id}<//>${activity.task_queue === RESCUE_QUEUE && html`<${Workflow} ns=${ns} activity=${activity} />`}`],
     ['run', activity.id.run_id && html`<${Name}>${activity.id.run_id}<//>`],
     ['activity', html`<${Name}>${activity.id.activity_id}<//>`],
     ['type', activity.activity_type && html`<${Name}>${activity.activity_type}<//>`],
@@ -63,6 +64,35 @@ function Facts({ ns, activity }) {
   return html`<section class="card"><h2>Where it is</h2>
     <dl class="facts">${facts.filter((fact) => fact && (fact[1] || fact[1] === 0)).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
   </section>`;
+}
+
+/** The link from the rescue of a lost attempt to its workflow in Temporal, which the workers that held it know. */
+function Workflow({ ns, activity }) {
+  const [link, setLink] = useState('');
+  const id = JSON.stringify(activity.id);
+  useEffect(() => {
+    const asking = new AbortController();
+    const query = Object.fromEntries(Object.entries(activity.id).map(([name, value]) => [`id.${name}`, value]));
+    get(inNamespace(ns, 'activity/history'), query, { signal: asking.signal })
+      .then(({ attempts = [] }) => findLink(ns, activity.id, attempts, asking.signal))
+      .then(setLink)
+      .catch(() => {}); // the history below says what is wrong
+    return () => asking.abort();
+  }, [ns, id, activity.attempt]);
+  return html`<${InTemporal} href=${link} />`;
+}
+
+async function findLink(ns, id, attempts, signal) {
+  for (const key of new Set([...attempts].reverse().map((attempt) => attempt.worker_instance_key))) {
+    try {
+      const { worker } = await get(inNamespace(ns, 'worker'), { worker_instance_key: key }, { signal });
+      const link = temporalLink(ns, worker, id);
+      if (link) return link;
+    } catch {
+      // It was forgotten: another one may know.
+    }
+  }
+  return '';
 }
 
 function History({ ns, query, version }) {

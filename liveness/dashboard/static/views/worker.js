@@ -20,7 +20,7 @@ import { Timeline } from '../timeline.js';
 import { SECOND, parseDuration, parseTime, showDuration } from '../time.js';
 import { count, counted, inactiveReason, workerState, workerStatus } from '../words.js';
 import { Deaths, lastHeartbeats, useCertificates } from './death.js';
-import { temporalLink } from '../temporal_link.js';
+import { InTemporal, temporalLink } from '../temporal_link.js';
 
 const ASK_EVERY_MS = SECOND;
 const EVENTS_SHOWN = 50;
@@ -162,10 +162,6 @@ function Held({ ns, worker }) {
 }
 
 const HELD_SHOWN = 200;
-
-function InTemporal({ href }) {
-  return href && html` <a href=${href} target="_blank" rel="noopener noreferrer">in Temporal</a>`;
-}
 
 function Events({ history }) {
   const [shown, setShown] = useState(EVENTS_SHOWN);
