@@ -1,10 +1,11 @@
-"""`liveness progress`: list, describe and forget units of work."""
+"""`liveness progress`: list, describe, report and forget units of work."""
 
 from __future__ import annotations
 
 import click
 
 from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
+from liveness.cli.errors import UsageError
 from liveness.cli.output import (
     format_age,
     format_time,
@@ -19,19 +20,21 @@ from liveness.v1.progress_service_pb2 import (
     ForgetProgressRequest,
     GetProgressRequest,
     ListProgressRequest,
+    ReportProgressRequest,
     UnitProgress,
 )
 
 
 @click.group(cls=SharedOptionsGroup)
 def progress() -> None:
-    """Show how far units of work are, and forget units.
+    """Show how far units of work are, report about them, and forget units.
 
     A unit is a table, a file or whatever else workers report about, each with the totals of all workers.
 
     \b
     Examples:
       liveness progress list --failing
+      liveness progress report worker-1 orders.items --successes 250
       liveness progress describe orders.items
       liveness progress forget orders.items --reason "the table is gone"
     """
@@ -74,6 +77,60 @@ def _unit_row(unit: UnitProgress) -> tuple[object, ...]:
         format_age(unit, "last_error_time"),
         unit.last_error,
     )
+
+
+@progress.command()
+@click.argument("worker", metavar="WORKER")
+@click.argument("unit")
+@click.option("--successes", type=click.IntRange(0), default=0, help="How many were done.")
+@click.option("--error", default="", metavar="TEXT", help="What went wrong.")
+@click.option(
+    "--errors", type=click.IntRange(0), default=0, help="How many errors.  [default: 1 with --error]"
+)
+@click.option(
+    "--report-id", default="", metavar="ID", help="A report that is sent again with its ID counts once."
+)
+@client_command()
+def report(
+    client: Client,
+    *,
+    worker: str,
+    unit: str,
+    successes: int,
+    error: str,
+    errors: int,
+    report_id: str,
+    as_json: bool,
+) -> None:
+    """Add to the totals of a unit, as the worker with the instance key WORKER.
+
+    For scripts. Neither the worker nor the unit need be known.
+
+    \b
+    Examples:
+      liveness progress report worker-1 orders.items --successes 250 --report-id batch-17
+      liveness progress report worker-1 orders.items --error "the model answered 429"
+    """
+    if errors and not error:
+        raise UsageError("--errors needs --error, the text of the last one")
+    response = client.call(
+        client.progress.ReportProgress,
+        ReportProgressRequest(
+            namespace=client.namespace,
+            worker_instance_key=worker,
+            unit=unit,
+            successes=successes,
+            error=error,
+            errors=errors,
+            report_id=report_id,
+        ),
+    )
+    if as_json:
+        print_json(to_json(response))
+        return
+    found = response.progress
+    before = "This report was counted before: " if response.repeated_report else ""
+    click.echo(f"{before}{unit} has {found.successes} successes and {found.errors} errors.")
 
 
 @progress.command()

@@ -217,6 +217,7 @@ def _with_suggestion(client: Client, key: str, error: CommandError) -> CommandEr
 
 def _print_entry(entry: RegistryEntry) -> None:
     seen, first = format_time(entry, "last_seen_time"), format_time(entry, "first_seen_time")
+    error = format_time(entry, "last_error_time")
     interval = durations.format_ms(durations.to_ms(entry.expected_interval))
     print_fields(
         (
@@ -236,9 +237,11 @@ def _print_entry(entry: RegistryEntry) -> None:
             ("lease ends", format_time_left(entry, "lease_deadline")),
             ("lease epoch", entry.lease_epoch),
             ("activities", entry.bound_activity_count or ""),
+            ("heartbeats", entry.heartbeat_count or ""),
             ("successes", entry.successes or ""),
             ("errors", entry.errors or ""),
             ("last error", entry.last_error),
+            ("last error at", error and f"{error} ({format_age(entry, 'last_error_time')})"),
         )
     )
     if entry.replicas:
@@ -264,6 +267,9 @@ def _print_entry(entry: RegistryEntry) -> None:
 @click.option("--capacity", type=click.IntRange(0, 2**31 - 1), help="How much it can do at once.")
 @label_option
 @click.option(
+    "--capability", "capabilities", metavar="NAME", multiple=True, help="What it can do; may be repeated."
+)
+@click.option(
     "--runtime-json", default="", metavar="JSON", help="An object with what it tells about how it runs."
 )
 @click.option(
@@ -272,6 +278,7 @@ def _print_entry(entry: RegistryEntry) -> None:
 @click.option("--lease", type=Milliseconds(), help="Another lease than three intervals.")
 @click.option("--host", "host_name", default="", help="The host of the process.")
 @click.option("--pid", "process_id", default="", help="Its process id.")
+@click.option("--task-queue", default="", help="The task queue of the activities that it holds.")
 @click.option(
     "--on-replica",
     type=click.Choice(tuple(REPLICA_POLICIES)),
@@ -289,11 +296,13 @@ def register(
     status: str,
     capacity: int | None,
     labels: dict[str, str],
+    capabilities: tuple[str, ...],
     runtime_json: str,
     interval: int | None,
     lease: int | None,
     host_name: str,
     process_id: str,
+    task_queue: str,
     on_replica: str,
     session_id: str,
     as_json: bool,
@@ -314,12 +323,14 @@ def register(
         uri=uri,
         status=status,
         labels=labels,
+        capabilities=capabilities,
         capacity=capacity,
         runtime_json=runtime_json,
         expected_interval=durations.from_ms(interval) if interval else None,
         lease_duration=durations.from_ms(lease) if lease else None,
         host_name=host_name,
         process_id=process_id,
+        task_queue=task_queue,
         on_replica=REPLICA_POLICIES[on_replica],
     )
     response = client.call(client.registry.Register, request)

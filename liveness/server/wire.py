@@ -373,6 +373,7 @@ def worker_message(
         attached=context.attached,
         suspect=context.disconnected,
         principal=worker.principal,
+        registered=standing.entry is not None,
     )
     if context.held_until_ms:
         message.held_until.CopyFrom(timestamp(wall_ms - now_ms + context.held_until_ms))

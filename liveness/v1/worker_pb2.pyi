@@ -463,6 +463,7 @@ class Worker(_message.Message):
     PRINCIPAL_FIELD_NUMBER: _builtins.int
     COMPONENT_FIELD_NUMBER: _builtins.int
     COMPONENT_GROUP_FIELD_NUMBER: _builtins.int
+    REGISTERED_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     state: Global___WorkerState.ValueType
@@ -499,6 +500,8 @@ class Worker(_message.Message):
     """Its stream broke; its lease ends at lease_deadline unless something is heard of it."""
     principal: _builtins.str
     """Who registered the key; empty if nobody was asked. Others are refused until an operator frees the key."""
+    registered: _builtins.bool
+    """It is registered as a component; RegistryService tells more."""
     @_builtins.property
     def granted_lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -598,10 +601,11 @@ class Worker(_message.Message):
         principal: _builtins.str = ...,
         component: _component_pb2.Component | None = ...,
         component_group: _component_pb2.ComponentGroup | None = ...,
+        registered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cleanup_time", b"cleanup_time", "component", b"component", "component_group", b"component_group", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "granted_lease_duration", b"granted_lease_duration", "held_until", b"held_until", "last_error_time", b"last_error_time", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "loop_lag", b"loop_lag", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "bound_activities", b"bound_activities", "bound_activity_count", b"bound_activity_count", "build_id", b"build_id", "cancel_activities", b"cancel_activities", "capabilities", b"capabilities", "cleanup_time", b"cleanup_time", "component", b"component", "component_group", b"component_group", "current_job", b"current_job", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "draining", b"draining", "errors", b"errors", "granted_lease_duration", b"granted_lease_duration", "heartbeat_count", b"heartbeat_count", "held_until", b"held_until", "host_name", b"host_name", "inactive_detail", b"inactive_detail", "inactive_reason", b"inactive_reason", "labels", b"labels", "last_error", b"last_error", "last_error_time", b"last_error_time", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "namespace", b"namespace", "paused", b"paused", "principal", b"principal", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "shard_id", b"shard_id", "start_time", b"start_time", "state", b"state", "status", b"status", "successes", b"successes", "suspect", b"suspect", "task_queue", b"task_queue", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "bound_activities", b"bound_activities", "bound_activity_count", b"bound_activity_count", "build_id", b"build_id", "cancel_activities", b"cancel_activities", "capabilities", b"capabilities", "cleanup_time", b"cleanup_time", "component", b"component", "component_group", b"component_group", "current_job", b"current_job", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "draining", b"draining", "errors", b"errors", "granted_lease_duration", b"granted_lease_duration", "heartbeat_count", b"heartbeat_count", "held_until", b"held_until", "host_name", b"host_name", "inactive_detail", b"inactive_detail", "inactive_reason", b"inactive_reason", "labels", b"labels", "last_error", b"last_error", "last_error_time", b"last_error_time", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "namespace", b"namespace", "paused", b"paused", "principal", b"principal", "process_id", b"process_id", "registered", b"registered", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "shard_id", b"shard_id", "start_time", b"start_time", "state", b"state", "status", b"status", "successes", b"successes", "suspect", b"suspect", "task_queue", b"task_queue", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,6 +69,36 @@ def test_the_list_can_be_filtered_and_printed_as_json(local: LocalServer, shell:
     assert listed("--status", "offline") == ["broker:a"]
 
 
+def test_all_that_is_known_of_a_component_is_described(shell: Shell) -> None:
+    register(
+        shell, "broker:a", "--capability", "jetstream", "--capability", "kv", "--task-queue", "images", "--capacity", "2",
+        "--runtime-json", '{"type":"nats"}', "--interval", "15s", "--session", "s",
+    )  # fmt: skip
+    shell.ok(
+        "registry",
+        "heartbeat",
+        "broker:a",
+        "--sequence",
+        "1",
+        "--successes",
+        "3",
+        "--errors",
+        "1",
+        "--last-error",
+        "torn",
+    )
+    described = shell.ok("registry", "describe", "broker:a")
+    fields = [line.split(None, 1) for line in described.splitlines()]
+    shown = json.loads(shell.ok("registry", "describe", "broker:a", "--json"))
+    for field in (
+        ["capabilities", "jetstream kv"], ["capacity", "2"], ["runtime", '{"type":"nats"}'], ["heartbeats", "2"], ["successes", "3"],
+        ["errors", "1"],
+    ):  # fmt: skip
+        assert field in fields
+    assert "last error at" in described
+    assert (shown["capabilities"], "last_error_time" in shown) == (["jetstream", "kv"], True)
+
+
 def test_a_component_can_be_kept_alive_and_dismissed(shell: Shell) -> None:
     register(shell, "broker:a")
     assert "broker:a is busy; its lease ends" in shell.ok(

@@ -43,6 +43,17 @@ def test_units_are_listed_described_and_forgotten(shell: Shell) -> None:
     )
 
 
+def test_a_script_reports_and_a_repeated_report_counts_once(shell: Shell) -> None:
+    reported = ("progress", "report", "w-1", "orders", "--successes", "250", "--report-id", "batch-17")
+    assert shell.ok(*reported) == "orders has 250 successes and 0 errors.\n"
+    assert shell.ok(*reported).startswith("This report was counted before: orders has 250 successes")
+    failed = shell.json("progress", "report", "w-2", "orders", "--error", "torn", "--errors", "2")
+    assert (failed["progress"]["errors"], failed["progress"]["last_error_worker"]) == ("2", "w-2")
+    wrong = shell.run("progress", "report", "w", "orders", "--errors", "2")
+    assert (wrong.exit_code, "--errors needs --error" in wrong.stderr) == (2, True)
+    assert shell.run("progress", "report", "w", "orders", "--successes", "-1").exit_code == 2
+
+
 def test_workers_show_what_they_counted(shell: Shell) -> None:
     for sequence in (1, 2, 2):
         shell.heartbeat("w", session_id="s", sequence=sequence, successes=2, errors=1, last_error="torn")

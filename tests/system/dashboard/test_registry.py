@@ -53,6 +53,29 @@ async def test_components_are_listed_and_filtered_by_kind_and_status(screen: Scr
     await expect(screen.page.locator("h1")).to_have_text("broker:nats-1")
 
 
+async def test_the_page_of_a_component_shows_its_entry_also_on_a_phone(
+    screen: Screen, api: ApiClient
+) -> None:
+    uri = "http://" + "a-very-long-host-name." * 6 + "example:8080/pools"
+    register(
+        api, "worker_pool:images", uri=uri, capacity=16, host_name="host-a", process_id="1", expected_interval="15s",
+        runtime_json='{"type":"cpu","cores":4}', capabilities=["resize"], labels={"zone": "b"},
+    )  # fmt: skip
+    register(api, "worker_pool:images", host_name="host-b", process_id="99")
+    await screen.page.set_viewport_size({"width": 390, "height": 844})
+    await screen.open_worker("worker_pool:images")
+    entry = screen.page.get_by_label("Registry entry")
+    for text in ("worker_pool", "ready", uri, "16", "15 s", '{"type":"cpu","cores":4}', "host-b:99"):
+        await expect(entry).to_contain_text(text)
+    assert await screen.overflowing_elements() == []
+    for view in ("registry", "progress"):
+        await screen.open(view)
+        assert await screen.overflowing_elements() == []
+    api.beat("plain")
+    await screen.open_worker("plain")
+    await expect(entry).to_have_count(0)
+
+
 async def test_the_page_follows_what_happens_and_survives_strange_words(
     screen: Screen, api: ApiClient
 ) -> None:

@@ -23,6 +23,7 @@ import { Deaths, lastHeartbeats, useCertificates } from './death.js';
 import { InTemporal, temporalLink } from '../temporal_link.js';
 
 const ASK_EVERY_MS = SECOND;
+const ENTRY_EVERY_MS = 3 * SECOND;
 const EVENTS_SHOWN = 50;
 const BEATS_KEPT = 300;
 const NO_BEATS = [];
@@ -54,7 +55,10 @@ export function Worker({ ns, params }) {
         <${Held} ns=${ns} worker=${worker} />
         <${Events} history=${history} />
       </div>
-      <${Facts} worker=${worker} />
+      <div class="stack">
+        ${worker.registered && html`<${RegistryEntry} ns=${ns} id=${key} />`}
+        <${Facts} worker=${worker} />
+      </div>
     </div>
   </div>`;
 }
@@ -110,6 +114,41 @@ function Head({ ns, worker, refresh }) {
   </header>`;
 }
 
+/** What a registered component has beside its lease. */
+function RegistryEntry({ ns, id }) {
+  const [state, setState] = useState({ entry: null, error: null });
+  usePolling(async (signal) => {
+    try {
+      const { entry } = await get(inNamespace(ns, `registry/${encodeURIComponent(id)}`), {}, { signal });
+      setState({ entry, error: null });
+    } catch (error) {
+      if (!signal?.aborted) setState((was) => ({ ...was, error }));
+    }
+  }, ENTRY_EVERY_MS, [ns, id]);
+  const { entry, error } = state;
+  const late = entry?.stale && entry.status !== 'offline';
+  const facts = entry && [
+    ['kind', html`<${Name} plain>${entry.kind}<//>`],
+    ['status', html`<${Badge} word=${entry.status} />${late && html` <${Badge} word="stale" title="Not heard of for two expected intervals" />`}`],
+    ['where', entry.uri && html`<${Name}>${entry.uri}<//>`],
+    ['capacity', entry.capacity === undefined || entry.capacity === null ? null : count(entry.capacity)],
+    ['expected every', entry.expected_interval && showDuration(parseDuration(entry.expected_interval))],
+    ['first seen', html`<${Time} ms=${parseTime(entry.first_seen_time)} ago />`],
+    ['runs on', entry.runtime_json && html`<${Name} plain>${entry.runtime_json}<//>`],
+    ...entry.replicas.map((replica) => ['replica', html`<${Name}>${processOf(replica)}<//>, seen <${Time} ms=${parseTime(replica.last_seen_time)} ago />`]),
+  ];
+  return html`<section class="card" aria-label="Registry entry"><h2>Registered as <a class="link" href=${href('registry', { ns })}>a component</a></h2>
+    ${error && html`<${Failure} error=${error} />`}
+    ${facts && html`<${FactList} facts=${facts} />`}
+  </section>`;
+}
+
+const processOf = (replica) => (replica.host_name || replica.process_id ? `${replica.host_name}:${replica.process_id}` : replica.session_id);
+
+function FactList({ facts }) {
+  return html`<dl class="facts">${facts.filter((fact) => fact && (fact[1] || fact[1] === 0)).map(([name, value], at) => html`<div key=${at}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
 function Facts({ worker }) {
   const facts = [
     ['session', html`<${Name}>${worker.session_id}<//>`],
@@ -135,9 +174,7 @@ function Facts({ worker }) {
     ['capabilities', worker.capabilities.length > 0 && html`<${Name} plain>${worker.capabilities.join(', ')}<//>`],
     ['shard', worker.shard_id],
   ];
-  return html`<section class="card"><h2>About it</h2>
-    <dl class="facts">${facts.filter((fact) => fact && (fact[1] || fact[1] === 0)).map(([name, value], at) => html`<div key=${at}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-  </section>`;
+  return html`<section class="card"><h2>About it</h2><${FactList} facts=${facts} /></section>`;
 }
 
 function Held({ ns, worker }) {
