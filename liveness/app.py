@@ -65,6 +65,7 @@ from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
+from liveness.server.incidents import Incidents
 from liveness.server.listener_choice import add_port, choose_listener
 from liveness.server.listener_options import peer_options, server_options
 from liveness.server.liveness_service import LivenessService
@@ -538,11 +539,13 @@ class Server:
         )
         self.gateway = None if is_single_node else self._make_gateway()
         self.own_calls = OwnCalls(self.gateway, self._clock)
+        self.incidents = Incidents(node)
         self.fleet = Fleet(
             node,
             self.telemetry,
             self.all_nodes,
             lambda: len(self.routes.members()),
+            incidents=self.incidents,
             relays=self._relay is not None,
         )
 
@@ -646,7 +649,7 @@ class Server:
             ),
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
-                None if self._authentication is None else self._authentication.tokens,
+                None if self._authentication is None else self._authentication.tokens, self.incidents,
             ),
         )  # fmt: skip
         self._gate = ShutdownGate()

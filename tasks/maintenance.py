@@ -123,6 +123,7 @@ class Maintenance:
             {namespace: keep_since(cutoff) for namespace, cutoff in cutoffs.items()},
             keep_since(default_cutoff),
         )
+        await self._node.store.prune_silences(self._owned_epochs(), cutoffs, default_cutoff)
 
     async def _enforce_size(self, unpublished: UnpublishedRetention | None) -> None:
         """If the database holds more than it may, delete the oldest samples of components' metrics, then the oldest

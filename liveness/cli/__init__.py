@@ -42,6 +42,8 @@ COMMANDS = {
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "queues": CommandEntry("queues", "Show what waits in task queues, and who polls them."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
+    "incidents": CommandEntry("incidents", "Show workers that died together, and their likely common cause."),
+    "tune": CommandEntry("tune", "Replay a namespace's history with other leases and settings."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),
     "cluster": CommandEntry("cluster", "Create the certificates that nodes and frontends show each other."),
     "relay": CommandEntry("relay", "Show the state of the message relay, and replay messages."),

@@ -8,6 +8,7 @@ from liveness.cli.activity_output import state_name
 from liveness.cli.client import Client, client_command
 from liveness.cli.durations import format_ms, to_ms
 from liveness.cli.errors import escape_control
+from liveness.cli.incidents import cause_text
 from liveness.cli.output import enum_name, format_timestamp, print_fields, print_json, print_table, to_json
 from liveness.v1.component_pb2 import ProcessExit
 from liveness.v1.death_pb2 import VERDICT_FALSE, DeathCertificate, Verdict
@@ -62,6 +63,10 @@ def summarize(death: DeathCertificate) -> str:
     parts = [f"{death.worker_instance_key} {_cause_text(death)}"]
     if others := _related_deaths_text(death):
         parts.append(f"{others} died with it")
+    if death.HasField("incident"):
+        parts.append(
+            f"part of incident {death.incident.incident_id}, likely cause: {cause_text(death.incident)}"
+        )
     parts.append(f"verdict: {_verdict_text(death)}")
     return "; ".join(parts)
 
@@ -131,6 +136,7 @@ def _fields(death: DeathCertificate) -> list[tuple[str, object]]:
         ("died within a minute", f"{company.same_namespace} others in the namespace"),
         ("  of the same host", company.same_host if death.host_name else ""),
         ("  of the same build", company.same_build if death.build_id else ""),
+        ("incident", death.incident.message if death.HasField("incident") else ""),
         ("activities", death.activity_count),
         ("verdict", _verdict_text(death)),
         ("came back", format_timestamp(death.refuted_time) if death.HasField("refuted_time") else ""),

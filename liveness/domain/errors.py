@@ -28,7 +28,8 @@ LivenessError
 │   ├── RelayNotConfigured
 │   ├── NotForwarded
 │   ├── SessionNeedsToken
-│   └── EventsNotRelayed
+│   ├── EventsNotRelayed
+│   └── TooLittleHistory
 ├── Exists                  it exists already, and differs
 │   └── ActivityDiffers
 ├── Exhausted               a limit is reached
@@ -325,6 +326,19 @@ class RelayNotConfigured(Refused):
 class EventsNotRelayed(Refused):
     reason = "EVENTS_NOT_RELAYED"
     template = "This server relays reschedules, but no events; start it with --relay-events."
+
+
+class TooLittleHistory(Refused):
+    reason = "TOO_LITTLE_HISTORY"
+    template = (
+        "There is too little history to tune namespace {namespace}: {deaths} died of silence within {days}, and "
+        "{needed} deaths are needed."
+    )
+
+    namespace: str
+    deaths: str
+    days: str
+    needed: int
 
 
 class NotForwarded(Refused):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from liveness.domain.keys import WorkerKey
+from liveness.domain.silences import SilenceCounts
 from liveness.domain.verdicts import is_dead
 from liveness.domain.worker import NO_STANDING, Worker, WorkerState
 from liveness.engine.component_index import ComponentIndex
@@ -21,7 +22,16 @@ NamespaceState = tuple[str, WorkerState]
 class Census:
     """The counts of one shard. While the shard serves, they are part of the counts of the whole node."""
 
-    __slots__ = ("_node_counts", "components", "counts", "dead", "population", "registry", "totals")
+    __slots__ = (
+        "_node_counts",
+        "components",
+        "counts",
+        "dead",
+        "population",
+        "registry",
+        "silences",
+        "totals",
+    )
 
     def __init__(self, workers: Mapping[WorkerKey, Worker]) -> None:
         self.counts: Counter[NamespaceState] = Counter()
@@ -46,6 +56,7 @@ class Census:
         self.components = ComponentIndex(unusual)
         self.registry = RegistryIndex(unusual)
         self.totals = CounterTotals(workers)
+        self.silences = SilenceCounts()
         self._node_counts: Counter[NamespaceState] | None = None
 
     def states(self) -> Counter[WorkerState]:

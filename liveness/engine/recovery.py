@@ -5,6 +5,7 @@ from __future__ import annotations
 from liveness.domain.events import WorkerEvent
 from liveness.domain.fold import apply_renewal, evolve
 from liveness.domain.keys import WorkerKey
+from liveness.domain.silences import SilenceCounts, SilenceKind
 from liveness.domain.worker import intern_ms
 from liveness.store.api import ShardSnapshot
 from liveness.store.codec import LogEntry, RenewalBatch
@@ -18,6 +19,8 @@ class RecoveredWorkers:
         self.workers = snapshot.workers
         self.stale_rows: set[WorkerKey] = set()
         """Workers whose rows lack more than renewals."""
+        self.silences = SilenceCounts()
+        """Of the renewals after the checkpoint, which counted those before it."""
         self._row_seqs = snapshot.row_seqs
         self._keys: dict[int, WorkerKey] = {}
         if any(
@@ -45,7 +48,15 @@ class RecoveredWorkers:
             if key is not None and seq > row_seqs.get(
                 key, 0
             ):  # else forgotten since, or contained in its row
-                workers[key] = apply_renewal(workers[key], renewal, wall_offset_ms)
+                before = workers[key]
+                workers[key] = apply_renewal(before, renewal, wall_offset_ms)
+                self.silences.record(
+                    key.namespace,
+                    SilenceKind.HEARTBEATS,
+                    renewal.at_ms + wall_offset_ms,
+                    before.granted_ms,
+                    renewal.at_ms - before.renewed_ms,
+                )
 
     def _evolve(self, entry: LogEntry, key: WorkerKey, event: WorkerEvent) -> None:
         worker = self.workers.get(key)

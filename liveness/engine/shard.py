@@ -38,6 +38,7 @@ from liveness.domain.policy import Policy
 from liveness.domain.progress import ProgressReport, UnitKey
 from liveness.domain.reactions import ActivityRescheduleTask, react
 from liveness.domain.registry_decider import Registration
+from liveness.domain.silences import SilenceKind, is_notable
 from liveness.domain.verdicts import count_verdict, is_death, is_silent_death
 from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.engine.activity_book import ActivityBook
@@ -135,6 +136,7 @@ class Shard:
             dict(snapshot.activities), timers, snapshot.observed_ms, snapshot.taken_wall_ms
         )
         self.census = Census(self.workers)
+        self.census.silences = recovered.silences
         self.progress = ProgressBook(snapshot.progress)
         self.slots = Counter(snapshot.slots)
         """Workers per namespace that this shard may have, if several nodes share the namespace's quota."""
@@ -215,6 +217,8 @@ class Shard:
         if renewal is None:
             return None
         event, after = renewal
+        if is_notable(at_ms - worker.renewed_ms, worker.shared.granted_ms):
+            self._count_silence(key, worker, at_ms)
         self._store_renewal(key, event, after)
         applied = self.census.totals.applied[key[0]]
         applied[0] += 1
@@ -391,7 +395,12 @@ class Shard:
     def mark_connected(self, key: tuple[str, str]) -> None:
         """Record that a heartbeat or a new stream ended the worker's disconnection. The next commit reports it as changed
         orders, because matching gives a disconnected worker no work."""
-        if self.disconnected.pop(key, None) is not None:
+        broken_ms = self.disconnected.pop(key, None)
+        if broken_ms is not None:
+            worker, at_ms = self.workers.get(WorkerKey(*key)), self.now_ms()
+            if worker is not None and (grace_ms := worker.standing.grace_ms):
+                wall_ms = at_ms + self._pending.wall_offset_ms
+                self.census.silences.record(key[0], SilenceKind.STREAM, wall_ms, grace_ms, at_ms - broken_ms)
             self.changed_orders.add(WorkerKey(*key))
 
     def change_worker(self, key: WorkerKey, events: tuple[WorkerEvent, ...]) -> bool:
@@ -500,6 +509,7 @@ class Shard:
             for key in self._stale_rows:
                 commit.workers[key] = (self.workers[key], commit.last_seq)
             self._stale_rows = set()
+            commit.silences = self.census.silences.take()
         commit.is_hand_over = is_hand_over
         self._prepared_seq = commit.last_seq
         self._pending = Pending(commit.last_seq, pending.heartbeat_history, pending.wall_offset_ms)
@@ -527,9 +537,17 @@ class Shard:
 
     def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
         after = apply_renewal(worker, event, self._pending.wall_offset_ms)
+        if is_notable(event.at_ms - worker.renewed_ms, worker.granted_ms):
+            self._count_silence(key, worker, event.at_ms)
         self._store_renewal(key, event, after)
         self.census.totals.record_change(key.namespace, worker, after)
         return after
+
+    def _count_silence(self, key: tuple[str, str], worker: Worker, at_ms: int) -> None:
+        wall_ms = at_ms + self._pending.wall_offset_ms
+        self.census.silences.record(
+            key[0], SilenceKind.HEARTBEATS, wall_ms, worker.granted_ms, at_ms - worker.renewed_ms
+        )
 
     def _store_renewal(self, key: tuple[str, str], event: LeaseRenewed, after: Worker) -> None:
         self.workers[key] = after  # type: ignore[index]  # an equal key is present

@@ -152,6 +152,8 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "AdminService/ListShards": ANY_NODE,
     "AdminService/ListNodes": ANY_NODE,
     "AdminService/GetFleet": ANY_NODE,
+    "AdminService/TuneNamespace": ANY_NODE,
+    "AdminService/ListIncidents": ANY_NODE,
     "AdminService/ListTasks": ANY_NODE,
     "AdminService/RetryTask": RoutingRule(RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED),
     "AdminService/DiscardTask": RoutingRule(RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED),

@@ -26,10 +26,12 @@ from liveness.server import tokens, wire
 from liveness.server.all_nodes import CALL_TIMEOUT_S, AllNodes, ResponseT, is_local_only
 from liveness.server.audit_handlers import AuditHandlers
 from liveness.server.fleet import Fleet
+from liveness.server.incidents import Incidents
 from liveness.server.orders_handlers import OrdersHandlers
 from liveness.server.relay_handlers import RelayAdmin, RelayHandlers
 from liveness.server.session_handlers import SessionHandlers
 from liveness.server.token_handlers import TokenHandlers
+from liveness.server.tuning import Tuning
 from liveness.server.validation import (
     STATES_MAX,
     check_count,
@@ -40,7 +42,7 @@ from liveness.server.validation import (
 )
 from liveness.slices import build_in_slices
 from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
-from liveness.v1 import admin_pb2, audit_pb2, cluster_pb2, fleet_pb2, token_pb2
+from liveness.v1 import admin_pb2, audit_pb2, cluster_pb2, fleet_pb2, insight_pb2, token_pb2
 
 _UNFINISHED_STATES = (TaskState.PENDING, TaskState.RETRYING, TaskState.DEAD_LETTERED)
 TASK_ID_MAX = 2**63 - 1
@@ -58,6 +60,7 @@ class AdminService:
         peers: Peers | None = None,
         relay: RelayAdmin | None = None,
         token_table: TokenTable | None = None,
+        incidents: Incidents | None = None,
     ) -> None:
         """`all_nodes`, `membership` and `peers` are None on a node that serves all shards alone."""
         self._node = node
@@ -68,6 +71,8 @@ class AdminService:
         self._config_lock = asyncio.Lock()
         self._orders_handlers = OrdersHandlers(node)
         self._fleet = fleet
+        self._tuning = Tuning(node)
+        self._incidents = incidents or Incidents(node)
         self._audit = AuditHandlers(node.store)
         table = token_table or TokenTable(node.store, node.clock)
         self._tokens = TokenHandlers(node.store, table, node.clock)
@@ -245,6 +250,16 @@ class AdminService:
 
     async def get_fleet(self, request: fleet_pb2.GetFleetRequest) -> fleet_pb2.GetFleetResponse:
         return await self._fleet.get(request)
+
+    async def tune_namespace(
+        self, request: insight_pb2.TuneNamespaceRequest
+    ) -> insight_pb2.TuneNamespaceResponse:
+        return await self._tuning.tune(request)
+
+    async def list_incidents(
+        self, request: insight_pb2.ListIncidentsRequest
+    ) -> insight_pb2.ListIncidentsResponse:
+        return await self._incidents.list_incidents(request)
 
     async def list_tasks(self, request: admin_pb2.ListTasksRequest) -> admin_pb2.ListTasksResponse:
         namespace = optional_identifier("namespace", request.namespace) or None

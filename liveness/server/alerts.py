@@ -11,7 +11,7 @@ from liveness.domain.policy import DAY_MS, HOUR_MS, MINUTE_MS, Policy
 from liveness.domain.storm import STORM_WINDOW_MS, is_storm
 from liveness.server.component_alerts import component_alerts
 from liveness.server.suspicion_alerts import suspicion_alerts
-from liveness.v1 import cluster_pb2, fleet_pb2
+from liveness.v1 import cluster_pb2, fleet_pb2, insight_pb2
 
 ALERTS_PER_KIND_MAX = 100
 NAMED_QUEUES_MAX = 3
@@ -19,6 +19,7 @@ _KINDS_BY_URGENCY = (
     fleet_pb2.ALERT_KIND_DATABASE,
     fleet_pb2.ALERT_KIND_UNSERVED_SHARDS,
     fleet_pb2.ALERT_KIND_STORM,
+    fleet_pb2.ALERT_KIND_INCIDENT,
     fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS,
     fleet_pb2.ALERT_KIND_COMPONENT_GROUP_CRASHED,
     fleet_pb2.ALERT_KIND_COMPONENT_FAILED,
@@ -45,6 +46,7 @@ def alerts(
     *,
     wall_ms: int = 0,
     lost_nodes: int = 0,
+    incidents: Sequence[insight_pb2.Incident] = (),
 ) -> list[fleet_pb2.Alert]:
     unpolled: defaultdict[str, list[str]] = defaultdict(list)
     for queue in task_queues:
@@ -55,6 +57,7 @@ def alerts(
         *_cluster_alerts(shares, lost_nodes),
         *suspicion_alerts(shares),
         *component_alerts(shares, wall_ms),
+        *map(_incident, incidents),
     ]
     for namespace in namespaces:
         policy = policy_of(namespace.namespace)
@@ -105,6 +108,15 @@ def _server_alerts(
             message=f"The message broker takes nothing from {_count(len(relay_errors), 'server')}: {relay_errors[0]}.",
             count=len(relay_errors),
         )
+
+
+def _incident(incident: insight_pb2.Incident) -> fleet_pb2.Alert:
+    return fleet_pb2.Alert(
+        kind=fleet_pb2.ALERT_KIND_INCIDENT,
+        namespace=incident.namespace,
+        message=f"{incident.message} `liveness incidents describe {incident.incident_id}` has the details.",
+        count=incident.dead,
+    )
 
 
 def _cluster_alerts(

@@ -29,6 +29,7 @@ from liveness.domain.worker import NO_PROFILE, BoundActivity, Worker
 from liveness.engine.node import Node
 from liveness.server import wire
 from liveness.server.death_wire import LostActivities, RecordedDeath, certificate_message
+from liveness.server.incidents import Incidents
 from liveness.store.codec import LogEntry
 from liveness.v1 import death_pb2, service_pb2
 
@@ -58,6 +59,7 @@ _BINDING_EVENTS = tuple(
 class DeathHandlers:
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._incidents = Incidents(node)
 
     async def get_certificate(
         self, request: service_pb2.GetDeathCertificateRequest
@@ -73,7 +75,11 @@ class DeathHandlers:
             raise DeathNotFound(worker=key.instance_key, when=when, state=state)
         seq, death = found
         lost = await self._find_lost_activities(key, shard.id, worker, seq, death.certificate)
-        return certificate_message(key, death, await self._concurrent_deaths(key, death), lost)
+        message = certificate_message(key, death, await self._concurrent_deaths(key, death), lost)
+        incident = await self._incidents.of_death(key.namespace, key.instance_key, death.wall_ms)
+        if incident is not None:
+            message.incident.CopyFrom(incident)
+        return message
 
     async def _find_death(
         self, key: WorkerKey, shard_id: int, worker: Worker | None, epoch: int

@@ -17,6 +17,7 @@ from liveness.server import wire
 from liveness.server.alerts import alerts
 from liveness.server.all_nodes import AllNodes
 from liveness.server.component_alerts import component_groups, troubled_components
+from liveness.server.incidents import Incidents
 from liveness.server.validation import duration_ms, optional_identifier
 from liveness.telemetry.histogram import quantile
 from liveness.telemetry.sample_ring import COUNTER_FIELDS, GAUGE_FIELDS, INTERVAL_MS, RETENTION_MS
@@ -53,6 +54,7 @@ class Fleet:
         node_count: Callable[[], int] = lambda: 1,
         *,
         relays: bool = False,
+        incidents: Incidents | None = None,
     ) -> None:
         """`relays`: whether this node relays to a message broker."""
         self._node = node
@@ -60,6 +62,7 @@ class Fleet:
         self._all_nodes = all_nodes
         self._node_count = node_count
         self._relays = relays
+        self._incidents = incidents or Incidents(node)
 
     async def get(self, request: fleet_pb2.GetFleetRequest) -> fleet_pb2.GetFleetResponse:
         namespace = optional_identifier("namespace", request.namespace)
@@ -171,6 +174,11 @@ class Fleet:
             message.paused = bool(self._node.policies.of(message.namespace).paused)
             verdicts = self._telemetry.verdicts.get(message.namespace, NO_VERDICTS)
             message.deaths, message.false_deaths = verdicts.deaths, verdicts.refuted
+        incidents = [
+            incident
+            for message in namespaces
+            for incident in await self._incidents.recent(message.namespace, message.deaths_last_minute)
+        ]
         return fleet_pb2.GetFleetResponse(
             time=wire.timestamp(self._node.clock.wall_ms()),
             interval=wire.duration(INTERVAL_MS),
@@ -189,6 +197,7 @@ class Fleet:
                 self._node.policies.of,
                 wall_ms=self._node.clock.wall_ms(),
                 lost_nodes=self._telemetry.cluster().nodes.get("LOST", 0),
+                incidents=incidents,
             ),
             relays=self._relays,
             nodes=self._node_count(),

@@ -15,6 +15,7 @@ from liveness.domain.errors import SeriesQuotaExceeded
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
 from liveness.domain.progress import UnitKey, UnitProgress
 from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
+from liveness.domain.silences import CountedSilence, Silence
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import BoundActivity, Worker, WorkerState
 from liveness.store.audit import AuditFilter, AuditRow
@@ -24,6 +25,7 @@ from liveness.store.database import ConnectionCounts
 from liveness.store.deletions import DeletedEvents
 from liveness.store.node_registry import ClusterView, NodeRow
 from liveness.store.pages import Page
+from liveness.store.population import Population, TimedDeath
 from liveness.store.size import Storage
 from liveness.store.timeline import Timeline
 from liveness.store.tokens import TokenRow, TokensMark
@@ -119,6 +121,8 @@ class ShardCommit:
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
     verdicts: dict[str, VerdictCounts] = field(default_factory=dict)
     """Increments of the counts of each namespace."""
+    silences: dict[tuple[str, Silence], int] = field(default_factory=dict)
+    """Increments of the counts of each namespace; only with a checkpoint."""
     epoch_floor: int | None = None
     """The shard's new epoch floor (`store/timeline.py`); None if it stays as it is."""
     checkpoint: tuple[int, list[RenewalState]] | None = None
@@ -375,6 +379,21 @@ class Store(Protocol):
     async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
         """The deaths in a namespace from one wall time to another, both included; at most about 100,000."""
 
+    async def timed_deaths(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[TimedDeath]:
+        """Return who died when, newest first."""
+
+    async def population(self, namespace: str, names: Collection[str]) -> Population:
+        """Count the ACTIVE workers of a namespace by what they have in common, and describe the workers with these keys."""
+
+    async def silences_between(
+        self, namespace: str, from_wall_ms: int, to_wall_ms: int
+    ) -> list[CountedSilence]:
+        """Return how long workers that lived were not heard, newest first."""
+
+    async def lease_events(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> Page[LogEntry]:
+        """Return the beginnings and ends of leases of the workers that died in this time, worker by worker, each in its order.
+        If there are too many, those that died last, and the page is cut."""
+
     async def verdicts(self) -> dict[str, VerdictCounts]:
         """Per namespace: how many workers were declared dead, and how many of them proved to be alive."""
 
@@ -471,6 +490,11 @@ class Store(Protocol):
 
         `unpublished` may keep events that are not published yet. `kinds`: only events of these kinds; empty for all.
         """
+
+    async def prune_silences(
+        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+    ) -> int:
+        """Delete silences of the owned shards that are older than their namespace's cutoff (wall ms)."""
 
     async def prune_deaths(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int

@@ -25,10 +25,12 @@ from liveness.store.schema import (
     deaths,
     log,
     shards,
+    silences,
     tasks,
     verdicts,
     workers,
 )
+from liveness.store.silences import silence_rows
 from liveness.store.timeline import write_epoch_floors
 
 _NEW_TASK_CONSTANTS = (
@@ -41,6 +43,7 @@ _NEW_TASK_CONSTANTS = (
 _NEW_TASK_COLUMNS = (
     "shard_id", "namespace", "worker_key", "lease_epoch", "activity", "died", "created_wall_ms",
 )  # fmt: skip
+_SILENCE_KEY = ("namespace", "wall_ms", "shard_id", "kind", "terms_ms", "silence_ms")
 _HEAD_TYPES = ("BIGINT",) * 5
 
 
@@ -94,6 +97,7 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
     ]:
         insert_rows(connection, verdicts, counts, replace_on=("namespace", "shard_id"), add=True)
     insert_rows(connection, deaths, death_rows(commits))
+    insert_rows(connection, silences, silence_rows(commits), replace_on=_SILENCE_KEY, add=True)
     if floors := {c.shard_id: c.epoch_floor for c in commits if c.epoch_floor is not None}:
         write_epoch_floors(connection, floors)
     _write_checkpoints(connection, commits)

@@ -84,6 +84,7 @@ def _check_tables(connection: sqlite3.Connection, path: Path, progress: Progress
     log_entries = _check_log(connection, heads, progress)
     _check_verdicts(connection, heads)
     _check_deaths(connection, heads)
+    _check_silences(connection, heads)
     return DatabaseSummary(
         bytes=size,
         revision=revision,
@@ -186,6 +187,13 @@ def _check_deaths(connection: sqlite3.Connection, heads: dict[int, int]) -> None
                 raise _Damaged(
                     f"the deaths of namespace {namespace} at {wall_ms} do not fit shard {shard_id}"
                 )
+
+
+def _check_silences(connection: sqlite3.Connection, heads: dict[int, int]) -> None:
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'silences'").fetchone():
+        for namespace, shard_id in connection.execute("SELECT DISTINCT namespace, shard_id FROM silences"):
+            if shard_id not in heads:
+                raise _Damaged(f"silences of namespace {namespace} are counted in shard {shard_id}")
 
 
 def _read_table(

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Table, and_, case, delete, func, or_, select, tuple_
 
 from liveness.store import relay_progress
 from liveness.store.api import FINISHED_TASK_STATES, UnpublishedRetention
 from liveness.store.commit import check_epochs
 from liveness.store.deletions import DeletedRow, record_deletions
-from liveness.store.schema import RENEWALS_KIND, activities, checkpoints, deaths, log, shards, tasks
+from liveness.store.schema import RENEWALS_KIND, activities, checkpoints, deaths, log, shards, silences, tasks
 from liveness.store.size import EVENT_OVERHEAD_BYTES
 
 DELETE_BATCH = 5_000
@@ -153,16 +153,30 @@ class DeletableEvents:
 def prune_deaths(
     connection: Connection, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
 ) -> int:
+    return _prune_by_time(connection, deaths, owned, cutoffs, default_cutoff)
+
+
+def prune_silences(
+    connection: Connection, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+) -> int:
+    return _prune_by_time(connection, silences, owned, cutoffs, default_cutoff)
+
+
+def _prune_by_time(
+    connection: Connection,
+    table: Table,
+    owned: Mapping[int, int],
+    cutoffs: Mapping[str, int],
+    default_cutoff: int,
+) -> int:
     check_epochs(connection, owned)
+    wall_ms, in_namespace = table.c.wall_ms, table.c.namespace
     is_expired = or_(
-        and_(deaths.c.namespace.not_in(list(cutoffs)), deaths.c.wall_ms < default_cutoff),
-        *(
-            and_(deaths.c.namespace == namespace, deaths.c.wall_ms < cutoff)
-            for namespace, cutoff in cutoffs.items()
-        ),
+        and_(in_namespace.not_in(list(cutoffs)), wall_ms < default_cutoff),
+        *(and_(in_namespace == namespace, wall_ms < cutoff) for namespace, cutoff in cutoffs.items()),
     )
-    keys = select(*deaths.primary_key).where(deaths.c.shard_id.in_(owned), is_expired).limit(DELETE_BATCH)
-    return connection.execute(delete(deaths).where(tuple_(*deaths.primary_key).in_(keys))).rowcount
+    keys = select(*table.primary_key).where(table.c.shard_id.in_(owned), is_expired).limit(DELETE_BATCH)
+    return connection.execute(delete(table).where(tuple_(*table.primary_key).in_(keys))).rowcount
 
 
 def prune_tasks(connection: Connection, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:

@@ -14,6 +14,7 @@ relays      how far each shard's log was published to a broker
 deaths      projection: who died when, so that certificates count those who died with a worker
 progress    projection: how far units of work are
 verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive
+silences    how long workers that lived were not heard, counted by length, for `liveness tune`
 deletions   which events retention has deleted from the log, so that no reader skips them without notice
 sizes       the size of the database over the last days, for its growth
 tokens      credentials of callers, as hashes of their secrets
@@ -298,6 +299,22 @@ progress = Table(
     Column("payload", JsonText, nullable=False),
     CheckConstraint("failing IN (0, 1)", name="progress_failing"),
     Index("progress_by_shard", "shard_id"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+silences = Table(
+    "silences",
+    metadata,
+    Column("namespace", KeyText, primary_key=True),
+    Column("wall_ms", Int64, primary_key=True, autoincrement=False),  # the day, or when a worker was saved
+    Column("shard_id", Integer, primary_key=True, autoincrement=False),
+    Column("kind", Int16, primary_key=True, autoincrement=False),
+    Column("terms_ms", Int64, primary_key=True, autoincrement=False),
+    Column("silence_ms", Int64, primary_key=True, autoincrement=False),
+    Column("count", Int64, nullable=False),
+    CheckConstraint("kind IN (1, 2)", name="silences_kind"),
+    CheckConstraint("terms_ms > 0 AND silence_ms > 0 AND count > 0", name="silences_counts"),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

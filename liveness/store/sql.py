@@ -26,6 +26,7 @@ from liveness.domain.activity import Activity
 from liveness.domain.death_certificate import Death
 from liveness.domain.errors import SeriesQuotaExceeded
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
+from liveness.domain.silences import CountedSilence
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.store import codec, component_metrics, relay_progress, retention, task_counts
@@ -56,6 +57,7 @@ from liveness.store.database_identity import check_identity, write_identity
 from liveness.store.deaths import read_deaths
 from liveness.store.deletions import DeletedEvents, read_deletions
 from liveness.store.errors import StoreUnusable, WrongShardCount
+from liveness.store.lease_history import read_lease_events
 from liveness.store.migrate import MIGRATIONS, Revisions, migrate
 from liveness.store.node_registry import (
     ClusterView,
@@ -67,6 +69,7 @@ from liveness.store.node_registry import (
     renew_node,
 )
 from liveness.store.pages import Page, read_page
+from liveness.store.population import Population, TimedDeath, read_population, read_timed_deaths
 from liveness.store.prefixes import starts_with
 from liveness.store.progress_rows import list_progress
 from liveness.store.recent_events import recent_events
@@ -83,6 +86,7 @@ from liveness.store.schema import (
     verdicts,
     workers,
 )
+from liveness.store.silences import read_silences
 from liveness.store.size import Storage, read_storage, record_size
 from liveness.store.take_over import LOG_COLUMNS, decode_activity_row, take_over
 from liveness.store.task_rows import read_tasks
@@ -425,6 +429,26 @@ class SqlStore:
             lambda connection: read_deaths(connection, namespace, from_wall_ms, to_wall_ms)
         )
 
+    async def timed_deaths(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[TimedDeath]:
+        return await self._database.read(
+            lambda connection: read_timed_deaths(connection, namespace, from_wall_ms, to_wall_ms)
+        )
+
+    async def population(self, namespace: str, names: Collection[str]) -> Population:
+        return await self._database.read(lambda connection: read_population(connection, namespace, names))
+
+    async def silences_between(
+        self, namespace: str, from_wall_ms: int, to_wall_ms: int
+    ) -> list[CountedSilence]:
+        return await self._database.read(
+            lambda connection: read_silences(connection, namespace, from_wall_ms, to_wall_ms)
+        )
+
+    async def lease_events(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> Page[LogEntry]:
+        return await self._database.read(
+            lambda connection: read_lease_events(connection, namespace, from_wall_ms, to_wall_ms)
+        )
+
     async def verdicts(self) -> dict[str, VerdictCounts]:
         deaths, refuted = func.sum(verdicts.c.deaths), func.sum(verdicts.c.refuted)
         query = select(verdicts.c.namespace, deaths, refuted).group_by(verdicts.c.namespace)
@@ -697,6 +721,13 @@ class SqlStore:
         self, shard_ids: Collection[int], namespace: str | None
     ) -> dict[int, DeletedEvents]:
         return await self._database.read(lambda connection: read_deletions(connection, shard_ids, namespace))
+
+    async def prune_silences(
+        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+    ) -> int:
+        return await self._delete_in_batches(
+            lambda connection: retention.prune_silences(connection, owned, cutoffs, default_cutoff)
+        )
 
     async def prune_deaths(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int

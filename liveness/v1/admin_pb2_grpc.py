@@ -6,6 +6,7 @@ import warnings
 from liveness.v1 import admin_pb2 as liveness_dot_v1_dot_admin__pb2
 from liveness.v1 import audit_pb2 as liveness_dot_v1_dot_audit__pb2
 from liveness.v1 import fleet_pb2 as liveness_dot_v1_dot_fleet__pb2
+from liveness.v1 import insight_pb2 as liveness_dot_v1_dot_insight__pb2
 from liveness.v1 import token_pb2 as liveness_dot_v1_dot_token__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
@@ -92,6 +93,16 @@ class AdminServiceStub(object):
                 '/liveness.v1.AdminService/GetFleet',
                 request_serializer=liveness_dot_v1_dot_fleet__pb2.GetFleetRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_fleet__pb2.GetFleetResponse.FromString,
+                _registered_method=True)
+        self.TuneNamespace = channel.unary_unary(
+                '/liveness.v1.AdminService/TuneNamespace',
+                request_serializer=liveness_dot_v1_dot_insight__pb2.TuneNamespaceRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_insight__pb2.TuneNamespaceResponse.FromString,
+                _registered_method=True)
+        self.ListIncidents = channel.unary_unary(
+                '/liveness.v1.AdminService/ListIncidents',
+                request_serializer=liveness_dot_v1_dot_insight__pb2.ListIncidentsRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_insight__pb2.ListIncidentsResponse.FromString,
                 _registered_method=True)
         self.ListTasks = channel.unary_unary(
                 '/liveness.v1.AdminService/ListTasks',
@@ -236,6 +247,20 @@ class AdminServiceServicer(object):
 
     def GetFleet(self, request, context):
         """The fleet at a glance: who is in which state, what was going on lately, what needs attention.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TuneNamespace(self, request, context):
+        """What other leases, disconnect graces and storm settings would have meant for the workers of a namespace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListIncidents(self, request, context):
+        """Workers that died together, and what they have in common.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -390,6 +415,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetFleet,
                     request_deserializer=liveness_dot_v1_dot_fleet__pb2.GetFleetRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_fleet__pb2.GetFleetResponse.SerializeToString,
+            ),
+            'TuneNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.TuneNamespace,
+                    request_deserializer=liveness_dot_v1_dot_insight__pb2.TuneNamespaceRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_insight__pb2.TuneNamespaceResponse.SerializeToString,
+            ),
+            'ListIncidents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListIncidents,
+                    request_deserializer=liveness_dot_v1_dot_insight__pb2.ListIncidentsRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_insight__pb2.ListIncidentsResponse.SerializeToString,
             ),
             'ListTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTasks,
@@ -755,6 +790,60 @@ class AdminService(object):
             '/liveness.v1.AdminService/GetFleet',
             liveness_dot_v1_dot_fleet__pb2.GetFleetRequest.SerializeToString,
             liveness_dot_v1_dot_fleet__pb2.GetFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TuneNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/TuneNamespace',
+            liveness_dot_v1_dot_insight__pb2.TuneNamespaceRequest.SerializeToString,
+            liveness_dot_v1_dot_insight__pb2.TuneNamespaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListIncidents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/ListIncidents',
+            liveness_dot_v1_dot_insight__pb2.ListIncidentsRequest.SerializeToString,
+            liveness_dot_v1_dot_insight__pb2.ListIncidentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,6 +8,7 @@ from grpc import aio as _aio
 from liveness.v1 import admin_pb2 as _admin_pb2
 from liveness.v1 import audit_pb2 as _audit_pb2
 from liveness.v1 import fleet_pb2 as _fleet_pb2
+from liveness.v1 import insight_pb2 as _insight_pb2
 from liveness.v1 import token_pb2 as _token_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -60,6 +61,10 @@ class AdminServiceStub:
     """The registry of servers: who serves, since when, and what."""
     GetFleet: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetFleetRequest, _fleet_pb2.GetFleetResponse]
     """The fleet at a glance: who is in which state, what was going on lately, what needs attention."""
+    TuneNamespace: _grpc.UnaryUnaryMultiCallable[_insight_pb2.TuneNamespaceRequest, _insight_pb2.TuneNamespaceResponse]
+    """What other leases, disconnect graces and storm settings would have meant for the workers of a namespace."""
+    ListIncidents: _grpc.UnaryUnaryMultiCallable[_insight_pb2.ListIncidentsRequest, _insight_pb2.ListIncidentsResponse]
+    """Workers that died together, and what they have in common."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTasksRequest, _admin_pb2.ListTasksResponse]
     RetryTask: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RetryTaskRequest, _admin_pb2.RetryTaskResponse]
     """Makes a retrying or dead-lettered task due now."""
@@ -120,6 +125,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """The registry of servers: who serves, since when, and what."""
     GetFleet: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetFleetRequest, _fleet_pb2.GetFleetResponse]  # type: ignore[assignment]
     """The fleet at a glance: who is in which state, what was going on lately, what needs attention."""
+    TuneNamespace: _aio.UnaryUnaryMultiCallable[_insight_pb2.TuneNamespaceRequest, _insight_pb2.TuneNamespaceResponse]  # type: ignore[assignment]
+    """What other leases, disconnect graces and storm settings would have meant for the workers of a namespace."""
+    ListIncidents: _aio.UnaryUnaryMultiCallable[_insight_pb2.ListIncidentsRequest, _insight_pb2.ListIncidentsResponse]  # type: ignore[assignment]
+    """Workers that died together, and what they have in common."""
     ListTasks: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTasksRequest, _admin_pb2.ListTasksResponse]  # type: ignore[assignment]
     RetryTask: _aio.UnaryUnaryMultiCallable[_admin_pb2.RetryTaskRequest, _admin_pb2.RetryTaskResponse]  # type: ignore[assignment]
     """Makes a retrying or dead-lettered task due now."""
@@ -243,6 +252,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.GetFleetResponse, _abc.Awaitable[_fleet_pb2.GetFleetResponse]]:
         """The fleet at a glance: who is in which state, what was going on lately, what needs attention."""
+
+    @_abc_1.abstractmethod
+    def TuneNamespace(
+        self,
+        request: _insight_pb2.TuneNamespaceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_insight_pb2.TuneNamespaceResponse, _abc.Awaitable[_insight_pb2.TuneNamespaceResponse]]:
+        """What other leases, disconnect graces and storm settings would have meant for the workers of a namespace."""
+
+    @_abc_1.abstractmethod
+    def ListIncidents(
+        self,
+        request: _insight_pb2.ListIncidentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_insight_pb2.ListIncidentsResponse, _abc.Awaitable[_insight_pb2.ListIncidentsResponse]]:
+        """Workers that died together, and what they have in common."""
 
     @_abc_1.abstractmethod
     def ListTasks(

@@ -26,26 +26,27 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from liveness.v1 import activity_pb2 as liveness_dot_v1_dot_activity__pb2
 from liveness.v1 import component_pb2 as liveness_dot_v1_dot_component__pb2
+from liveness.v1 import insight_pb2 as liveness_dot_v1_dot_insight__pb2
 from liveness.v1 import worker_pb2 as liveness_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17liveness/v1/death.proto\x12\x0bliveness.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aliveness/v1/activity.proto\x1a\x1bliveness/v1/component.proto\x1a\x18liveness/v1/worker.proto\"\xfa\t\n\x10\x44\x65\x61thCertificate\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12*\n\x05\x63\x61use\x18\x05 \x01(\x0e\x32\x1b.liveness.v1.InactiveReason\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12(\n\x04time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x37\n\x13last_heartbeat_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07silence\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x39\n\x16granted_lease_duration\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\nheartbeats\x18\x0b \x03(\x0b\x32\'.liveness.v1.DeathCertificate.Heartbeat\x12\x33\n\x06stalls\x18\x0c \x03(\x0b\x32#.liveness.v1.DeathCertificate.Stall\x12\x36\n\x07\x63ompany\x18\r \x01(\x0b\x32%.liveness.v1.DeathCertificate.Company\x12\x11\n\thost_name\x18\x0e \x01(\t\x12\x10\n\x08\x62uild_id\x18\x0f \x01(\t\x12\x12\n\ntask_queue\x18\x10 \x01(\t\x12\x37\n\nactivities\x18\x11 \x03(\x0b\x32#.liveness.v1.DeathCertificate.Moved\x12\x16\n\x0e\x61\x63tivity_count\x18\x12 \x01(\x05\x12%\n\x07verdict\x18\x13 \x01(\x0e\x32\x14.liveness.v1.Verdict\x12\x30\n\x0crefuted_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x04held\x18\x15 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x04\x65xit\x18\x16 \x01(\x0b\x32\x18.liveness.v1.ProcessExit\x1a]\n\tHeartbeat\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x03gap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x1aq\n\x05Stall\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\ttake_over\x18\x03 \x01(\x08\x1aH\n\x07\x43ompany\x12\x11\n\tsame_host\x18\x01 \x01(\x05\x12\x12\n\nsame_build\x18\x02 \x01(\x05\x12\x16\n\x0esame_namespace\x18\x03 \x01(\x05\x1a\x8c\x01\n\x05Moved\x12*\n\x08\x61\x63tivity\x18\x01 \x01(\x0b\x32\x18.liveness.v1.ActivityRef\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.liveness.v1.ActivityState\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x1b\n\x13worker_instance_key\x18\x04 \x01(\t*I\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_STANDS\x10\x01\x12\x11\n\rVERDICT_FALSE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17liveness/v1/death.proto\x12\x0bliveness.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aliveness/v1/activity.proto\x1a\x1bliveness/v1/component.proto\x1a\x19liveness/v1/insight.proto\x1a\x18liveness/v1/worker.proto\"\xa3\n\n\x10\x44\x65\x61thCertificate\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12*\n\x05\x63\x61use\x18\x05 \x01(\x0e\x32\x1b.liveness.v1.InactiveReason\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12(\n\x04time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x37\n\x13last_heartbeat_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07silence\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x39\n\x16granted_lease_duration\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\nheartbeats\x18\x0b \x03(\x0b\x32\'.liveness.v1.DeathCertificate.Heartbeat\x12\x33\n\x06stalls\x18\x0c \x03(\x0b\x32#.liveness.v1.DeathCertificate.Stall\x12\x36\n\x07\x63ompany\x18\r \x01(\x0b\x32%.liveness.v1.DeathCertificate.Company\x12\x11\n\thost_name\x18\x0e \x01(\t\x12\x10\n\x08\x62uild_id\x18\x0f \x01(\t\x12\x12\n\ntask_queue\x18\x10 \x01(\t\x12\x37\n\nactivities\x18\x11 \x03(\x0b\x32#.liveness.v1.DeathCertificate.Moved\x12\x16\n\x0e\x61\x63tivity_count\x18\x12 \x01(\x05\x12%\n\x07verdict\x18\x13 \x01(\x0e\x32\x14.liveness.v1.Verdict\x12\x30\n\x0crefuted_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x04held\x18\x15 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x04\x65xit\x18\x16 \x01(\x0b\x32\x18.liveness.v1.ProcessExit\x12\'\n\x08incident\x18\x17 \x01(\x0b\x32\x15.liveness.v1.Incident\x1a]\n\tHeartbeat\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x03gap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x1aq\n\x05Stall\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\ttake_over\x18\x03 \x01(\x08\x1aH\n\x07\x43ompany\x12\x11\n\tsame_host\x18\x01 \x01(\x05\x12\x12\n\nsame_build\x18\x02 \x01(\x05\x12\x16\n\x0esame_namespace\x18\x03 \x01(\x05\x1a\x8c\x01\n\x05Moved\x12*\n\x08\x61\x63tivity\x18\x01 \x01(\x0b\x32\x18.liveness.v1.ActivityRef\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.liveness.v1.ActivityState\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x1b\n\x13worker_instance_key\x18\x04 \x01(\t*I\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_STANDS\x10\x01\x12\x11\n\rVERDICT_FALSE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'liveness.v1.death_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERDICT']._serialized_start=1465
-  _globals['_VERDICT']._serialized_end=1538
-  _globals['_DEATHCERTIFICATE']._serialized_start=189
-  _globals['_DEATHCERTIFICATE']._serialized_end=1463
-  _globals['_DEATHCERTIFICATE_HEARTBEAT']._serialized_start=1038
-  _globals['_DEATHCERTIFICATE_HEARTBEAT']._serialized_end=1131
-  _globals['_DEATHCERTIFICATE_STALL']._serialized_start=1133
-  _globals['_DEATHCERTIFICATE_STALL']._serialized_end=1246
-  _globals['_DEATHCERTIFICATE_COMPANY']._serialized_start=1248
-  _globals['_DEATHCERTIFICATE_COMPANY']._serialized_end=1320
-  _globals['_DEATHCERTIFICATE_MOVED']._serialized_start=1323
-  _globals['_DEATHCERTIFICATE_MOVED']._serialized_end=1463
+  _globals['_VERDICT']._serialized_start=1533
+  _globals['_VERDICT']._serialized_end=1606
+  _globals['_DEATHCERTIFICATE']._serialized_start=216
+  _globals['_DEATHCERTIFICATE']._serialized_end=1531
+  _globals['_DEATHCERTIFICATE_HEARTBEAT']._serialized_start=1106
+  _globals['_DEATHCERTIFICATE_HEARTBEAT']._serialized_end=1199
+  _globals['_DEATHCERTIFICATE_STALL']._serialized_start=1201
+  _globals['_DEATHCERTIFICATE_STALL']._serialized_end=1314
+  _globals['_DEATHCERTIFICATE_COMPANY']._serialized_start=1316
+  _globals['_DEATHCERTIFICATE_COMPANY']._serialized_end=1388
+  _globals['_DEATHCERTIFICATE_MOVED']._serialized_start=1391
+  _globals['_DEATHCERTIFICATE_MOVED']._serialized_end=1531
 # @@protoc_insertion_point(module_scope)

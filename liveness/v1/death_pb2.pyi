@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from liveness.v1 import activity_pb2 as _activity_pb2
 from liveness.v1 import component_pb2 as _component_pb2
+from liveness.v1 import insight_pb2 as _insight_pb2
 from liveness.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
@@ -189,6 +190,7 @@ class DeathCertificate(_message.Message):
     REFUTED_TIME_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     lease_epoch: _builtins.int
@@ -240,6 +242,10 @@ class DeathCertificate(_message.Message):
     def exit(self) -> _component_pb2.ProcessExit:
         """How the process ended, if a supervisor saw it: then the cause is PROCESS_EXITED."""
 
+    @_builtins.property
+    def incident(self) -> _insight_pb2.Incident:
+        """The incident that this death is part of, if it is part of one."""
+
     def __init__(
         self,
         *,
@@ -265,10 +271,11 @@ class DeathCertificate(_message.Message):
         refuted_time: _timestamp_pb2.Timestamp | None = ...,
         held: _duration_pb2.Duration | None = ...,
         exit: _component_pb2.ProcessExit | None = ...,
+        incident: _insight_pb2.Incident | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["company", b"company", "exit", b"exit", "granted_lease_duration", b"granted_lease_duration", "held", b"held", "last_heartbeat_time", b"last_heartbeat_time", "refuted_time", b"refuted_time", "silence", b"silence", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["company", b"company", "exit", b"exit", "granted_lease_duration", b"granted_lease_duration", "held", b"held", "incident", b"incident", "last_heartbeat_time", b"last_heartbeat_time", "refuted_time", b"refuted_time", "silence", b"silence", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activities", b"activities", "activity_count", b"activity_count", "build_id", b"build_id", "cause", b"cause", "company", b"company", "detail", b"detail", "exit", b"exit", "granted_lease_duration", b"granted_lease_duration", "heartbeats", b"heartbeats", "held", b"held", "host_name", b"host_name", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "refuted_time", b"refuted_time", "session_id", b"session_id", "silence", b"silence", "stalls", b"stalls", "task_queue", b"task_queue", "time", b"time", "verdict", b"verdict", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activities", b"activities", "activity_count", b"activity_count", "build_id", b"build_id", "cause", b"cause", "company", b"company", "detail", b"detail", "exit", b"exit", "granted_lease_duration", b"granted_lease_duration", "heartbeats", b"heartbeats", "held", b"held", "host_name", b"host_name", "incident", b"incident", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "refuted_time", b"refuted_time", "session_id", b"session_id", "silence", b"silence", "stalls", b"stalls", "task_queue", b"task_queue", "time", b"time", "verdict", b"verdict", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,8 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     """A supervised process was restarted more than 3 times within 5 minutes."""
     ALERT_KIND_COMPONENT_GROUP_CRASHED: _AlertKind.ValueType  # 16
     """All processes of a group, two or more, crashed within a minute of each other."""
+    ALERT_KIND_INCIDENT: _AlertKind.ValueType  # 17
+    """Workers died together within the last minutes, and have something in common which those that live do not."""
 
 class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper): ...
 
@@ -96,6 +98,8 @@ ALERT_KIND_COMPONENT_RESTARTS: AlertKind.ValueType  # 15
 """A supervised process was restarted more than 3 times within 5 minutes."""
 ALERT_KIND_COMPONENT_GROUP_CRASHED: AlertKind.ValueType  # 16
 """All processes of a group, two or more, crashed within a minute of each other."""
+ALERT_KIND_INCIDENT: AlertKind.ValueType  # 17
+"""Workers died together within the last minutes, and have something in common which those that live do not."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 @_typing.final

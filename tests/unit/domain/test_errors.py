@@ -41,6 +41,7 @@ REASONS = {
     "TaskFinished": "TASK_FINISHED",
     "RelayNotConfigured": "RELAY_NOT_CONFIGURED",
     "EventsNotRelayed": "EVENTS_NOT_RELAYED",
+    "TooLittleHistory": "TOO_LITTLE_HISTORY",
     "Exists": "EXISTS",
     "ActivityDiffers": "ACTIVITY_DIFFERS",
     "Exhausted": "EXHAUSTED",

@@ -1,0 +1,1 @@
+"""Replay the deaths and silences of a namespace with other leases, disconnect graces and storm settings."""
