@@ -413,6 +413,42 @@ async def test_bad_input_gets_one_sentence_and_changes_nothing(
     assert await noetl.pools() == before
 
 
+@pytest.mark.parametrize(
+    ("verb", "path"),
+    [
+        ("POST", "/api/worker/pool/register"),
+        ("POST", "/api/worker/pool/heartbeat"),
+        ("DELETE", "/api/worker/pool/deregister"),
+        ("POST", "/api/worker/pool/deregister"),
+        ("POST", "/api/runtime/register"),
+        ("DELETE", "/api/runtime/deregister"),
+        ("POST", "/api/runtime/deregister"),
+        ("POST", "/api/metrics/report"),
+    ],
+)
+async def test_no_route_takes_a_body_that_cannot_be_read(
+    noetl: NoetlClient, stopped_harness: HttpHarness, verb: str, path: str
+) -> None:
+    await noetl.register()
+    before = await noetl.pools()
+    name = b'"name": "pool-a", "component_name": "pool-a"'
+    for body in (
+        b"{",
+        b"[]",
+        b"7",
+        b"null",
+        b"\xff",
+        b"[" * 9_000,
+        b"{" + name + b", " + name[:-1],
+        b'{"name": "\\ud800"}',
+    ):
+        answer = await noetl.send(verb, path, body)
+        assert (answer.code, list(answer.json())) == (400, ["detail"]), body[:50]
+    plain = await stopped_harness.client.ask(verb, path, {"Content-Type": "text/plain"}, b"{" + name + b"}")
+    assert (plain.code, "Content-Type" in plain.json()["detail"]) == (415, True)
+    assert await noetl.pools() == before
+
+
 async def test_what_is_unknown_can_be_deregistered(noetl: NoetlClient) -> None:
     await noetl.ok("DELETE", "/api/worker/pool/deregister", {"name": "nobody"})
     assert await noetl.pools() == []
