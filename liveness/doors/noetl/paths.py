@@ -116,7 +116,9 @@ class NoetlPaths:
             registration.session or f"{current_client.get().address or 'client'}:{registration.name}"
         )
         named_key = message.worker_instance_key
-        answer = await self._call(_REGISTRY["Register"], message, headers)
+        answer = await self._register_again(message, headers) or await self._call(
+            _REGISTRY["Register"], message, headers
+        )
         entry = answer.entry
         self._sessions.remember(
             current_client.get().address,
@@ -127,6 +129,22 @@ class NoetlPaths:
             is_new=is_new,
         )
         return str(entry.name)
+
+    async def _register_again(self, message: registry_service_pb2.RegisterRequest, headers: Headers) -> Any:
+        """Register a process under the number that it has, although a lower one may have become free: else the lease of its
+        number would end while it lives. None if it has no number, or another process has it now."""
+        key = self._sessions.key_of(message.worker_instance_key, message.session_id)
+        if key == message.worker_instance_key:
+            return None
+        again = registry_service_pb2.RegisterRequest()
+        again.CopyFrom(message)
+        again.worker_instance_key, again.on_replica = key, registry_pb2.REPLICA_POLICY_REFUSE
+        try:
+            return await self._call(_REGISTRY["Register"], again, headers)
+        except HttpError as error:
+            if error.as_json()["error"]["reason"] not in ("WORKER_KEY_HELD", "WORKER_KEY_OWNED"):
+                raise
+            return None
 
     # -- heartbeats
 

@@ -86,6 +86,11 @@ class PoolSessions:
         # Of those that are equally due, the one that registered last: the other one may be its predecessor, which was killed.
         return min(reversed(due), key=lambda each: abs(now_ms - each.heard_ms - self._interval_ms))
 
+    def key_of(self, named_key: str, session_id: str) -> str:
+        """The worker key of a process that registered this name; the name's own if it is not remembered."""
+        known = self._by_key.get(named_key, [])
+        return next((each.key for each in known if each.session_id == session_id), named_key)
+
     def hear(self, registered: Registered, *, is_replica: bool) -> None:
         """Note a heartbeat that was recorded."""
         registered.heard_ms = self._clock.monotonic_ms()

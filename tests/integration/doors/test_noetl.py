@@ -304,6 +304,24 @@ async def test_of_two_numbered_processes_on_one_host_each_keeps_its_name(
     assert sorted(row["status"] for row in await noetl.pools()) == ["offline", "ready"]
 
 
+async def test_a_numbered_process_that_registers_again_keeps_its_name_when_a_lower_one_is_free(
+    stopped_harness: HttpHarness,
+) -> None:
+    noetl = NoetlClient(await stopped_harness.open(doors=[door_of(stopped_harness, replicas="number")]))
+    first, second = ({"name": "pool-a", "pid": pid} for pid in (1, 2))
+    assert (await noetl.register(NEWER_POOL, **first))["name"] == "pool-a"
+    assert (await noetl.register(NEWER_POOL, **second))["name"] == "pool-a-2"
+    for _ in range(5):  # the first is silent
+        await noetl.advance(15_000)
+        assert (await noetl.register(NEWER_POOL, **second))["name"] == "pool-a-2"
+    assert {(row["name"], row["status"]) for row in await noetl.pools()} == {
+        ("pool-a", "offline"),
+        ("pool-a-2", "ready"),
+    }
+    third = await noetl.register(NEWER_POOL, name="pool-a", pid=3)
+    assert third["name"] == "pool-a", "the free name is for the next one"
+
+
 async def test_a_goodbye_of_one_of_two_processes_under_one_name_ends_no_lease(noetl: NoetlClient) -> None:
     for pid in (1, 2):
         await noetl.register(pid=pid)
