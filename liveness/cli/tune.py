@@ -111,7 +111,8 @@ def _summary(answer: TuneNamespaceResponse) -> str:
         f"Since {format_timestamp(answer.start_time)}, {answer.deaths} leases of {answer.namespace} ended because nothing was heard, "
         f"{answer.false_deaths} of them of workers that were alive; deaths were found "
         f"{humanize_ms(to_ms(answer.detection_median))} after the last heartbeat (median; p99 {humanize_ms(to_ms(answer.detection_p99))}). "
-        f"Workers went on after {answer.survived_silences} long silences. {answer.active_workers} are active."
+        f"Workers went on after {answer.survived_silences} long silences in "
+        f"{humanize_ms(to_ms(answer.watched))} of worker time. {answer.active_workers} are active."
     )
 
 

@@ -7,6 +7,7 @@ checkpoints. So silences of more than half a lease are counted, by their length.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -24,6 +25,9 @@ class SilenceKind(IntEnum):
     """Between two heartbeats; its terms are the lease."""
     STREAM = 2
     """Between a broken stream and the sign of life that followed; its terms are the disconnect grace."""
+    WATCHED = 3
+    """No silence: so many seconds did ACTIVE workers live under a server that counts silences, added up. Without it, nobody could tell that
+    no worker was ever silent from that nobody counted."""
 
 
 class Silence(NamedTuple):
@@ -56,9 +60,11 @@ class CountedSilence(NamedTuple):
 class SilenceCounts:
     """What a shard counted since its last checkpoint."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("_since_ms", "counts")
 
-    def __init__(self) -> None:
+    def __init__(self, since_ms: int) -> None:
+        """`since_ms`: on the observed clock."""
+        self._since_ms = since_ms
         self.counts: dict[tuple[str, Silence], int] = {}
 
     def record(self, namespace: str, kind: SilenceKind, wall_ms: int, terms_ms: int, silence_ms: int) -> None:
@@ -70,6 +76,15 @@ class SilenceCounts:
             elif len(counts) < KEYS_MAX:
                 counts[key] = 1
 
-    def take(self) -> dict[tuple[str, Silence], int]:
+    def take(
+        self, active: Iterable[tuple[str, int]], now_ms: int, wall_ms: int
+    ) -> dict[tuple[str, Silence], int]:
+        """Return the counts, and begin anew. `active`: how many workers each namespace has."""
         counts, self.counts = self.counts, {}
+        watched_s = (now_ms - self._since_ms) // 1_000
+        self._since_ms += watched_s * 1_000
+        for namespace, workers in active:
+            if workers and watched_s:
+                watched = Silence(SilenceKind.WATCHED, wall_ms // DAY_MS * DAY_MS, 1, 1)
+                counts[namespace, watched] = workers * watched_s
         return counts

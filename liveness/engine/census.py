@@ -56,11 +56,15 @@ class Census:
         self.components = ComponentIndex(unusual)
         self.registry = RegistryIndex(unusual)
         self.totals = CounterTotals(workers)
-        self.silences = SilenceCounts()
+        self.silences = SilenceCounts(0)
         self._node_counts: Counter[NamespaceState] | None = None
 
     def states(self) -> Counter[WorkerState]:
         return count_by_state(self.counts)
+
+    def active(self) -> list[tuple[str, int]]:
+        """Return how many ACTIVE workers each namespace has."""
+        return [(name, count) for (name, state), count in self.counts.items() if state is WorkerState.ACTIVE]
 
     def attach(self, node_counts: Counter[NamespaceState]) -> None:
         self._node_counts = node_counts

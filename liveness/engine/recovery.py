@@ -19,7 +19,7 @@ class RecoveredWorkers:
         self.workers = snapshot.workers
         self.stale_rows: set[WorkerKey] = set()
         """Workers whose rows lack more than renewals."""
-        self.silences = SilenceCounts()
+        self.silences = SilenceCounts(snapshot.observed_ms)
         """Of the renewals after the checkpoint, which counted those before it."""
         self._row_seqs = snapshot.row_seqs
         self._keys: dict[int, WorkerKey] = {}

@@ -509,7 +509,7 @@ class Shard:
             for key in self._stale_rows:
                 commit.workers[key] = (self.workers[key], commit.last_seq)
             self._stale_rows = set()
-            commit.silences = self.census.silences.take()
+            commit.silences = self.census.silences.take(self.census.active(), now_ms, wall_ms)
         commit.is_hand_over = is_hand_over
         self._prepared_seq = commit.last_seq
         self._pending = Pending(commit.last_seq, pending.heartbeat_history, pending.wall_offset_ms)

@@ -60,7 +60,7 @@ class Tuning:
             await self._try(history, setting, policy, interval_ms)
             for setting in settings or settings_to_try(history, policy)
         ]
-        best = recommend(outcomes)
+        best = recommend(outcomes, history.watched_s)
         detections = sorted(
             death.ended_ms - death.start_ms
             for death in deaths
@@ -77,6 +77,7 @@ class Tuning:
             survived_silences=sum(times for _, times in history.silences) + len(_saved(history.outages)),
             active_workers=history.active,
             truncated=is_cut,
+            watched=duration(history.watched_s * 1_000),
             outcomes=map(_outcome_message, outcomes),
             recommended=outcomes.index(best.outcome),
             reason=best.reason,

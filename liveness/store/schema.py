@@ -313,7 +313,7 @@ silences = Table(
     Column("terms_ms", Int64, primary_key=True, autoincrement=False),
     Column("silence_ms", Int64, primary_key=True, autoincrement=False),
     Column("count", Int64, nullable=False),
-    CheckConstraint("kind IN (1, 2)", name="silences_kind"),
+    CheckConstraint("kind IN (1, 2, 3)", name="silences_kind"),
     CheckConstraint("terms_ms > 0 AND silence_ms > 0 AND count > 0", name="silences_counts"),
     sqlite_strict=True,
     sqlite_with_rowid=False,

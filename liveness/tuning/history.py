@@ -53,6 +53,8 @@ class History(NamedTuple):
     """Of workers that went on, shorter than their terms."""
     active: int
     """ACTIVE workers now."""
+    watched_s: int = 0
+    """For how long ACTIVE workers lived while silences were counted, added up."""
 
     @property
     def deaths(self) -> list[Outage]:
@@ -69,17 +71,19 @@ def read_history(
         if entry is not None and entry.wall_ms >= from_wall_ms
         if (outage := _outage(entry, after)) is not None
     ]
-    short = []
+    short, watched_s = [], 0
     for counted in silences:
         silence, count = counted
-        if silence.silence_ms < silence.terms_ms:
+        if silence.kind is SilenceKind.WATCHED:
+            watched_s += count
+        elif silence.silence_ms < silence.terms_ms:
             short.append(counted)
         elif silence.kind is SilenceKind.HEARTBEATS:
             saved = Outage(
                 silence.wall_ms - silence.silence_ms, silence.terms_ms, returned_ms=silence.wall_ms
             )
             outages += [saved] * min(count, SAVED_OUTAGES_MAX - len(outages))
-    return History(sorted(outages, key=lambda outage: outage.start_ms), short, active)
+    return History(sorted(outages, key=lambda outage: outage.start_ms), short, active, watched_s)
 
 
 def _outage(entry: LogEntry, after: LogEntry | None) -> Outage | None:

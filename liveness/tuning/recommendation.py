@@ -17,6 +17,8 @@ DEATHS_MIN = 5
 """With fewer deaths, a median says nothing."""
 HEADROOM = 0.8
 """A lease is only made shorter if no worker that lived was silent for more of it than this."""
+WATCHED_MIN_S = 24 * 3_600
+"""A lease is only made shorter if workers were watched for so long, added up: for a day, if there is one."""
 LEASE_FACTORS = (0.25, 1 / 3, 0.5, 2 / 3, 1, 1.5, 2, 3)
 GRACE_FACTORS = (0.5, 2, 4)
 SHARE_FACTORS = (0.5, 2)
@@ -152,7 +154,7 @@ def quantile(sorted_values: Sequence[int], share: float) -> int:
     return sorted_values[max(0, -(-round(len(sorted_values) * share * 1_000) // 1_000) - 1)]
 
 
-def recommend(outcomes: Iterable[Outcome]) -> Recommendation:
+def recommend(outcomes: Iterable[Outcome], watched_s: int) -> Recommendation:
     """Recommend one of the leases. `outcomes`: today's first."""
     today, *others = outcomes
     leases = [outcome for outcome in others if outcome.setting == Setting(lease_ms=outcome.setting.lease_ms)]
@@ -161,17 +163,20 @@ def recommend(outcomes: Iterable[Outcome]) -> Recommendation:
         outcome
         for outcome in leases
         if outcome.false_deaths == fewest
-        and (outcome.lease_ms > today.lease_ms or outcome.longest_share <= HEADROOM)
+        and (
+            outcome.lease_ms > today.lease_ms
+            or (outcome.longest_share <= HEADROOM and watched_s >= WATCHED_MIN_S)
+        )
     ]
     if today.false_deaths == fewest:
         safe = [outcome for outcome in safe if outcome.median_ms < today.median_ms]
     if not safe:
-        return Recommendation(today, _why_keep(today, leases))
+        return Recommendation(today, _why_keep(today, leases, watched_s))
     best = min(safe, key=lambda outcome: (outcome.median_ms, outcome.lease_ms))
     return Recommendation(best, _why_change(today, best))
 
 
-def _why_keep(today: Outcome, leases: Sequence[Outcome]) -> str:
+def _why_keep(today: Outcome, leases: Sequence[Outcome], watched_s: int) -> str:
     kept = f"Keep the lease of {_seconds(today.lease_ms)}: "
     shorter = [outcome for outcome in leases if outcome.median_ms < today.median_ms]
     if not shorter:
@@ -181,6 +186,11 @@ def _why_keep(today: Outcome, leases: Sequence[Outcome]) -> str:
         return (
             f"{kept}with {_seconds(nearest.lease_ms)}, {added} more {'worker' if added == 1 else 'workers'} would have been declared "
             "dead while they were alive."
+        )
+    if nearest.longest_share <= HEADROOM and watched_s < WATCHED_MIN_S:
+        return (
+            f"{kept}silences of living workers were counted for {watched_s / 3_600:.1f} worker hours, and it takes {WATCHED_MIN_S // 3_600} "
+            "to say that a shorter one declares none of them dead."
         )
     return (
         f"{kept}with {_seconds(nearest.lease_ms)}, a worker that was alive was silent for {nearest.longest_share:.0%} of the "

@@ -117,6 +117,7 @@ class TuneNamespaceResponse(_message.Message):
     OUTCOMES_FIELD_NUMBER: _builtins.int
     RECOMMENDED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    WATCHED_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     deaths: _builtins.int
     """Leases that ended because nothing was heard of their workers."""
@@ -145,6 +146,10 @@ class TuneNamespaceResponse(_message.Message):
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TuneOutcome]:
         """Today's settings first."""
 
+    @_builtins.property
+    def watched(self) -> _duration_pb2.Duration:
+        """For how long ACTIVE workers lived while silences were counted, added up. A shorter lease is recommended only if that was a day."""
+
     def __init__(
         self,
         *,
@@ -161,10 +166,11 @@ class TuneNamespaceResponse(_message.Message):
         outcomes: _abc.Iterable[Global___TuneOutcome] | None = ...,
         recommended: _builtins.int = ...,
         reason: _builtins.str = ...,
+        watched: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detection_median", b"detection_median", "detection_p99", b"detection_p99", "end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detection_median", b"detection_median", "detection_p99", b"detection_p99", "end_time", b"end_time", "start_time", b"start_time", "watched", b"watched"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_workers", b"active_workers", "deaths", b"deaths", "detection_median", b"detection_median", "detection_p99", b"detection_p99", "end_time", b"end_time", "false_deaths", b"false_deaths", "namespace", b"namespace", "outcomes", b"outcomes", "reason", b"reason", "recommended", b"recommended", "start_time", b"start_time", "survived_silences", b"survived_silences", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_workers", b"active_workers", "deaths", b"deaths", "detection_median", b"detection_median", "detection_p99", b"detection_p99", "end_time", b"end_time", "false_deaths", b"false_deaths", "namespace", b"namespace", "outcomes", b"outcomes", "reason", b"reason", "recommended", b"recommended", "start_time", b"start_time", "survived_silences", b"survived_silences", "truncated", b"truncated", "watched", b"watched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ import { Activity } from './views/activity.js';
 import { Component } from './views/component.js';
 import { Components, NoComponents } from './views/components.js';
 import { Events } from './views/events.js';
+import { Insight } from './views/insight.js';
 import { Nodes } from './views/nodes.js';
 import { Overview } from './views/overview.js';
 import { Progress } from './views/progress.js';
@@ -39,6 +40,7 @@ const VIEWS = {
   progress: { view: Progress, title: 'Progress', needsNamespace: true },
   tasks: { view: Tasks, title: 'Tasks' },
   events: { view: Events, title: 'Events' },
+  insight: { view: Insight, title: 'Insight', needsNamespace: true },
   nodes: { view: Nodes, title: 'Nodes' },
 };
 const ASK_EVERY_MS = 2 * SECOND;

@@ -22,6 +22,7 @@ const PLACES = [
   ['progress', 'Progress'],
   ['tasks', 'Tasks'],
   ['events', 'Events'],
+  ['insight', 'Insight'],
   ['nodes', 'Nodes'],
 ];
 /** The navigation entry of a view. */

@@ -1,5 +1,5 @@
 // Keyboard shortcuts: "/" focuses the filter, "g" and a letter open a view, "?" shows help. Ignored while the user types.
-const VIEWS = { o: 'overview', w: 'workers', c: 'components', r: 'registry', a: 'activities', q: 'queues', p: 'progress', t: 'tasks', e: 'events', n: 'nodes' };
+const VIEWS = { o: 'overview', w: 'workers', c: 'components', r: 'registry', a: 'activities', q: 'queues', p: 'progress', t: 'tasks', e: 'events', i: 'insight', n: 'nodes' };
 const PREFIX_MS = 1_200;
 
 export const HELP = [
@@ -13,6 +13,7 @@ export const HELP = [
   ['g p', 'progress'],
   ['g t', 'tasks'],
   ['g e', 'events'],
+  ['g i', 'insight: incidents and tuning'],
   ['g n', 'nodes and shards'],
   ['↑ ↓ PgUp PgDn Home End', 'move in the table of workers'],
   ['Enter', 'open the worker'],

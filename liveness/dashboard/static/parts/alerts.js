@@ -15,7 +15,7 @@ const KINDS = {
   ALERT_KIND_DATABASE: { tone: 'bad', title: 'Servers cannot use the database', unit: 'server', view: 'nodes', params: {} },
   ALERT_KIND_UNSERVED_SHARDS: { tone: 'bad', title: 'Shards without a server', unit: 'shard', view: 'nodes', params: {} },
   ALERT_KIND_STORM: { tone: 'bad', title: 'Storms', unit: 'worker', view: 'workers', params: { state: 'inactive' } },
-  ALERT_KIND_INCIDENT: { tone: 'bad', title: 'Workers died together', unit: 'worker', view: 'workers', params: { state: 'inactive' } },
+  ALERT_KIND_INCIDENT: { tone: 'bad', title: 'Workers died together', unit: 'worker', view: 'insight', params: {} },
   ALERT_KIND_NO_ACTIVE_WORKERS: { tone: 'bad', title: 'No active worker', unit: 'dead worker', view: 'workers', params: { state: 'inactive' } },
   ALERT_KIND_COMPONENT_GROUP_CRASHED: { tone: 'bad', title: 'Groups of components crashed together', unit: 'component', view: 'components', params: {} },
   ALERT_KIND_COMPONENT_FAILED: { tone: 'bad', title: 'Components failed', unit: 'component', view: 'components', params: { status: 'failed' } },

@@ -3,6 +3,7 @@ import { get, inNamespace } from '../api.js';
 import { html, useEffect, useState } from '../html.js';
 import { Badge } from '../parts/badge.js';
 import { ActivityLink, Name, Time, WorkerLink } from '../parts/text.js';
+import { href } from '../route.js';
 import { parseDuration, parseTime, showDuration, showTime } from '../time.js';
 import { activityState, counted, inactiveReason } from '../words.js';
 
@@ -116,6 +117,7 @@ function ConcurrentDeaths({ death }) {
       ([where, name, number]) => html`<li key=${where}><b class=${number ? 'bad' : 'mute'}>${number ?? 0}</b> ${where} ${name && html`<${Name}>${name}<//>`}</li>`,
     )}</ul>
     <p class="mute">within a minute before or after</p>
+    ${death.incident && html`<p class="death-incident"><a class="link" href=${href('insight', { ns: death.namespace, incident: death.incident.incident_id })}>One incident:</a> <bdi>${death.incident.message}</bdi></p>`}
   </div>`;
 }
 

@@ -7,6 +7,6 @@ CREATE TABLE silences (
     silence_ms BIGINT NOT NULL,
     count BIGINT NOT NULL,
     PRIMARY KEY (namespace, wall_ms, shard_id, kind, terms_ms, silence_ms),
-    CONSTRAINT silences_kind CHECK (kind IN (1, 2)),
+    CONSTRAINT silences_kind CHECK (kind IN (1, 2, 3)),
     CONSTRAINT silences_counts CHECK (terms_ms > 0 AND silence_ms > 0 AND count > 0)
 );
