@@ -21,13 +21,6 @@ class ActivityReschedule:
     def __init__(self, select_sink: SinkSelector) -> None:
         self._select_sink = select_sink
 
-    def validate(self, task: ActivityRescheduleTask, shard: Shard) -> bool:
-        """Return False once the activity is finished, held by another worker, or available again."""
-        activity = shard.activities.get(activity_key_of(task))
-        return not activity_decider.is_stale_reschedule(activity, task) or self._is_being_delivered(
-            task, activity
-        )
-
     def _is_being_delivered(self, task: ActivityRescheduleTask, activity: Activity | None) -> bool:
         """Return whether this very task released the activity and no sink has taken it yet."""
         return (
@@ -36,16 +29,20 @@ class ActivityReschedule:
             and activity.releases[-1:] == (ReleasedAttempt(task.worker, task.epoch, task.activity.attempt),)
         )
 
-    def release_activity(self, task: ActivityRescheduleTask, shard: Shard, policy: Policy) -> Activity:
-        """Take the activity from its worker. This is durable with the shard's next commit."""
-        known = shard.activities.get(activity_key_of(task))
+    def release_activity(self, task: ActivityRescheduleTask, shard: Shard, policy: Policy) -> Activity | None:
+        """Take the activity from its worker. This is durable with the shard's next commit. Returns None if the task is stale:
+        the activity is finished, held by another worker, or available again."""
+        key = activity_key_of(task)
+        known = shard.activities.get(key)
+        if activity_decider.is_stale_reschedule(known, task) and not self._is_being_delivered(task, known):
+            return None
         task_queue = known.task_queue if known is not None and known.is_managed else task.activity.task_queue
         sink = self._select_sink(task.namespace, task_queue)
-        activity = shard.reschedule(task, policy, to_other_engine=sink is not None)
+        activity = shard.reschedule(key, task, policy, to_other_engine=sink is not None)
         if sink is None and self._is_being_delivered(task, activity):
             # The sink was removed from the settings meanwhile, so our own matching takes the activity.
             events = activity_decider.cancel_hand_on(activity, shard.now_ms())
-            activity = shard.change_activity(activity_key_of(task), events) or activity
+            activity = shard.change_activity(key, events) or activity
         return activity
 
     def sink(self, task: ActivityRescheduleTask, activity: Activity) -> Sink | None:
@@ -65,4 +62,5 @@ class ActivityReschedule:
 
 
 def activity_key_of(task: ActivityRescheduleTask) -> ActivityKey:
-    return ActivityKey(task.namespace, *task.activity.id)
+    workflow_id, run_id, activity_id, *_ = task.activity
+    return ActivityKey(task.namespace, workflow_id, run_id, activity_id)

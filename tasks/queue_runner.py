@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import structlog
@@ -25,7 +25,7 @@ from liveness.domain.errors import Unavailable
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
-from liveness.slices import in_slices
+from liveness.slices import end_slice
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
 from liveness.store.errors import StoreError, ValueRefused
 from liveness.tasks.activity_reschedule import ActivityReschedule, activity_key_of
@@ -34,8 +34,16 @@ from liveness.tasks.sinks import SinkDown, deliveries_max
 
 logger = structlog.get_logger("liveness.tasks")
 
-BATCH_SIZE = 500
-TASKS_PER_SLICE = 150
+BATCH_SIZE = 1_000
+TASKS_PER_SLICE = 250
+READS_AT_ONCE = 4
+"""While some tasks are read, others are decided, and those of a third batch are committed."""
+NEW_TASKS_MIN = 2_000
+"""From so many on, tasks of all shards are executed in the order of their ids: see `_run_new_tasks`."""
+BATCHES_PER_TURN = 8
+"""After so many batches, the runner looks whether leases wait to be ended."""
+TASK_US = 35
+"""The estimated processor time to decide a task."""
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 300_000
 ERROR_CHARS_MAX = 500
@@ -84,6 +92,8 @@ class QueueRunner(NodeListener):
         self._next_due_ms: dict[int, int] = {}
         """Per shard, on its observed clock; 0 when it has work now."""
         self._should_wake_all = False
+        self._expected_new = NEW_TASKS_MIN
+        """About how many new tasks there are, of all shards together."""
         self._run_lock = asyncio.Lock()
         self._delivery_slots: dict[int, asyncio.Semaphore] = {}
         """By limit: sinks with the same `deliveries_max` share one semaphore."""
@@ -100,6 +110,7 @@ class QueueRunner(NodeListener):
 
     def wake_all(self) -> None:
         self._should_wake_all = True
+        self._expected_new = NEW_TASKS_MIN  # nobody knows
         self._wake.set()
 
     def wake(self, shard_id: int) -> None:
@@ -109,6 +120,7 @@ class QueueRunner(NodeListener):
     def committed(self, commits: Sequence[PreparedCommit]) -> None:
         remote_shard_ids: set[int] = set()
         for part in commits:
+            self._expected_new += sum(len(new.shard_ids) for new in part.commit.new_tasks)
             for shard_id in {id for new in part.commit.new_tasks for id in new.shard_ids}:
                 if self._node.serves(shard_id):
                     self.wake(shard_id)
@@ -180,13 +192,61 @@ class QueueRunner(NodeListener):
         async with self._run_lock:  # `run_until_idle` may be called while `run` is running
             while shards := self._due_shards():
                 self._yield_until_ms = None
-                for shard in shards:
-                    try:
-                        await self._run_shard(shard)
-                    except (Unavailable, StoreError) as error:
-                        # The shard is being re-read or the store is unreachable. Opening the shard wakes this runner.
-                        self._next_due_ms[shard.id] = shard.now_ms() + BACKOFF_MS_MIN
-                        logger.info("queue interrupted", shard=shard.id, why=str(error))
+                if self._expected_new >= NEW_TASKS_MIN and await self._run_new_tasks(shards):
+                    continue
+                self._expected_new = 0
+                left = iter(shards)
+                async with asyncio.TaskGroup() as runs:
+                    for _ in range(min(READS_AT_ONCE, len(shards))):
+                        runs.create_task(self._run_shards(left))
+
+    async def _run_new_tasks(self, shards: Sequence[Shard]) -> bool:
+        """Execute new tasks of all these shards in the order of their ids. Many tasks come from workers that died together, and
+        are about activities that are stored side by side, whatever their shards: in this order a commit changes few pages of
+        the database, and in the order of shards as many as it has tasks. Returns whether there may be more; the caller reads
+        the queue of each shard by itself after the last, and so finds tasks that this order has missed."""
+        counts: list[int] = []
+        try:
+            await self._run_first_new_tasks([shard.id for shard in shards], counts)
+        except* (Unavailable, StoreError) as errors:
+            logger.info("queues interrupted", why=str(errors.exceptions[0]))
+            counts.clear()
+        return sum(counts) > 0
+
+    async def _run_first_new_tasks(self, shard_ids: Sequence[int], counts: list[int]) -> None:
+        found = await self._node.store.new_task_range(shard_ids)
+        is_dense = found.last_id - found.first_id < 4 * found.tasks
+        if found.tasks < NEW_TASKS_MIN or not is_dense:
+            return
+        end_id = min(found.last_id + 1, found.first_id + BATCHES_PER_TURN * BATCH_SIZE)
+        left = iter(range(found.first_id, end_id, BATCH_SIZE))
+        async with asyncio.TaskGroup() as runs:
+            for _ in range(READS_AT_ONCE):
+                runs.create_task(self._run_batches(shard_ids, left, counts))
+
+    async def _run_batches(self, shard_ids: Sequence[int], left: Iterator[int], counts: list[int]) -> None:
+        """`left`: the first id of each batch that nobody has taken yet. Adds how many tasks were executed to `counts`."""
+        for first_id in left:
+            # Copied before the read, as in `_run_shard`.
+            delivering = {id: set(self._delivering[id]) for id in shard_ids if self._delivering[id]}
+            found = await self._node.store.new_tasks(shard_ids, first_id, first_id + BATCH_SIZE - 1)
+            if delivering:
+                found = [
+                    stored
+                    for stored in found
+                    if stored.task_id not in (known := delivering.get(stored.shard_id, ()))
+                    and len(known) < DELIVERING_PER_SHARD_MAX
+                ]
+            counts.append(await self._execute(found))
+
+    async def _run_shards(self, left: Iterator[Shard]) -> None:
+        for shard in left:
+            try:
+                await self._run_shard(shard)
+            except (Unavailable, StoreError) as error:
+                # The shard is being re-read or the store is unreachable. Opening the shard wakes this runner.
+                self._next_due_ms[shard.id] = shard.now_ms() + BACKOFF_MS_MIN
+                logger.info("queue interrupted", shard=shard.id, why=str(error))
 
     async def _run_shard(self, shard: Shard) -> None:
         self._next_due_ms.pop(shard.id, None)
@@ -200,49 +260,61 @@ class QueueRunner(NodeListener):
         )
         batch = [stored for stored in due if stored.task_id not in delivering]
         if batch:
-            await self._execute(shard, batch)
+            if not await self._execute(batch):
+                raise self._node.commit_failure(shard.id)
+            if len(batch) >= BATCH_SIZE:
+                self._expected_new += len(batch)
             self.wake(shard.id)
             return
         next_due_ms = await self._node.store.next_due_ms(shard.id, now_ms if due else -1)
         if next_due_ms is not None and shard.id not in self._next_due_ms:
             self._next_due_ms[shard.id] = next_due_ms
 
-    async def _execute(self, shard: Shard, batch: Sequence[StoredTask]) -> None:
-        """Take the activities from their workers. That completes tasks for our own matching; the others are delivered."""
-        outcomes: dict[int, QueueOutcome] = {
-            stored.task_id: Unreadable(stored.damage) for stored in batch if stored.damage
-        }
-        to_deliver: list[tuple[StoredTask, Activity]] = []
-        outcomes.update(await self._load_activities([stored for stored in batch if not stored.damage]))
-        async for stored in in_slices(batch, TASKS_PER_SLICE):
-            if stored.task_id in outcomes:
-                continue
-            if self._node.shard_by_id(shard.id) is not shard:
-                raise self._node.commit_failure(shard.id)  # it was lost between two slices
-            try:
-                activity = self._release_activity(stored, shard)
-            except (Unavailable, StoreError):
-                raise
-            except Exception as error:  # noqa: BLE001  # recorded with the task
-                outcomes[stored.task_id] = _failed(error)
-                continue
-            if activity is None:
-                outcomes[stored.task_id] = Stale()
-            elif activity.state is ActivityState.RELEASED:
-                to_deliver.append((stored, activity))
-            else:
-                outcomes[stored.task_id] = Done()
-        attempts_made = []
-        for stored in batch:
-            if (outcome := outcomes.get(stored.task_id)) is not None:
-                attempts_made.append((stored, update := self._task_update(stored, outcome, shard.now_ms())))
+    async def _execute(self, batch: Sequence[StoredTask]) -> int:
+        """Take the activities from their workers. That completes tasks for our own matching; the others are delivered. Returns
+        how many of the tasks have an outcome that is durable, or are delivered; the others belong to shards that were lost."""
+        node = self._node
+        attempts_made: list[tuple[StoredTask, TaskUpdate, Shard]] = []
+        to_deliver: list[tuple[StoredTask, Activity, Shard]] = []
+        for start in range(0, len(batch), TASKS_PER_SLICE):
+            if start:
+                await end_slice()
+            await node.committer.wait_for_room()
+            served = node.shard_table()
+            part = [
+                stored
+                for stored in batch[start : start + TASKS_PER_SLICE]
+                if served[stored.shard_id] is not None
+            ]
+            outcomes = await self._load_activities([stored for stored in part if not stored.damage])
+            # No wait from here to the end of the slice: activities that were loaded may leave memory with the next one, and a
+            # task is done in the commit that moves its activity.
+            for stored in part:
+                if (shard := served[stored.shard_id]) is None:
+                    continue  # it was lost while the activities were read
+                outcome = outcomes.get(stored.task_id) or self._release_activity(stored, shard)
+                if isinstance(outcome, Activity):
+                    to_deliver.append((stored, outcome, shard))
+                    continue
+                update = self._task_update(stored, outcome, shard)
+                attempts_made.append((stored, update, shard))
                 shard.update_task(update)
-        await self._node.wait_durable(shard)
-        for stored, update in attempts_made:
-            self._on_attempt(stored, update, "matching")
-        for stored, activity in to_deliver:
-            self._delivering[shard.id].add(stored.task_id)
-            self._deliveries.start(self._deliver(stored, activity))
+            node.committer.note_decided(TASK_US * len(part))
+        group = node.barrier()
+        await group.wait()
+        intact = {
+            shard
+            for shard in {shard for *_, shard in (*attempts_made, *to_deliver)}
+            if not group.failed(shard) and node.is_intact(shard)
+        }
+        for stored, update, shard in attempts_made:
+            if shard in intact:
+                self._on_attempt(stored, update, "matching")
+        for stored, activity, shard in to_deliver:
+            if shard in intact:
+                self._delivering[shard.id].add(stored.task_id)
+                self._deliveries.start(self._deliver(stored, activity))
+        return sum(shard in intact for *_, shard in (*attempts_made, *to_deliver))
 
     async def _load_activities(self, batch: Sequence[StoredTask]) -> dict[int, QueueOutcome]:
         """Bring the activities of the tasks into memory. Returns the failures of tasks with names that the database
@@ -261,12 +333,20 @@ class QueueRunner(NodeListener):
             await self._ownership.load(list(keys.values()))
         return failures
 
-    def _release_activity(self, stored: StoredTask, shard: Shard) -> Activity | None:
-        """Take the activity from its worker. Returns None if the task is stale."""
-        if not self._reschedule.validate(stored.task, shard):
-            return None
-        policy = self._node.policies.of(stored.task.namespace)
-        return self._reschedule.release_activity(stored.task, shard, policy)
+    def _release_activity(self, stored: StoredTask, shard: Shard) -> QueueOutcome | Activity:
+        """Take the activity from its worker. Returns the activity if a sink receives it."""
+        if stored.damage:
+            return Unreadable(stored.damage)
+        try:
+            policy = self._node.policies.of(stored.task.namespace)
+            activity = self._reschedule.release_activity(stored.task, shard, policy)
+        except (Unavailable, StoreError):
+            raise
+        except Exception as error:  # noqa: BLE001  # recorded with the task
+            return _failed(error)
+        if activity is None:
+            return _STALE
+        return activity if activity.state is ActivityState.RELEASED else _DONE
 
     async def _deliver(self, stored: StoredTask, activity: Activity) -> None:
         """Deliver one activity in a task of its own, so that a sink that hangs delays nothing else."""
@@ -280,7 +360,7 @@ class QueueRunner(NodeListener):
                     self._reschedule.mark_delivered(stored.task, shard)
                 except Exception as error:  # noqa: BLE001  # recorded with the task
                     outcome = _failed(error)
-            update = self._task_update(stored, outcome, shard.now_ms())
+            update = self._task_update(stored, outcome, shard)
             shard.update_task(update)
             await self._node.wait_durable(shard)
             self._on_attempt(stored, update, "sink")
@@ -306,7 +386,7 @@ class QueueRunner(NodeListener):
             return _failed(error)
         return Done()
 
-    def _task_update(self, stored: StoredTask, outcome: QueueOutcome, now_ms: int) -> TaskUpdate:
+    def _task_update(self, stored: StoredTask, outcome: QueueOutcome, shard: Shard) -> TaskUpdate:
         if isinstance(outcome, Postponed):
             return TaskUpdate(stored.task_id, TaskState.RETRYING, PARKED_MS, stored.attempts, outcome.reason)
         attempts = stored.attempts + 1
@@ -321,8 +401,11 @@ class QueueRunner(NodeListener):
             why=outcome.error,
         )
         state = TaskState.DEAD_LETTERED if is_dead_lettered else TaskState.RETRYING
-        due_ms = now_ms + backoff_ms(attempts, self._random)
+        due_ms = shard.now_ms() + backoff_ms(attempts, self._random)
         return TaskUpdate(stored.task_id, state, due_ms, attempts, outcome.error)
+
+
+_DONE, _STALE = Done(), Stale()
 
 
 def _failed(error: Exception) -> Failed:

@@ -462,12 +462,14 @@ def reschedule(
     deaths = deaths + 1 if task.died else 0
     failures += task.died
     id = lost.id
+    _, run_id, activity_id = id
+    # Written out, because a mass expiry comes here a hundred thousand times.
     taken = (
         ActivityCancelRequested(
-            **_id_fields(id), attempt=lost.attempt, task_queue=lost.task_queue, token=lost.token, worker=task.worker,
-            epoch=task.epoch, failures=failures, deaths=deaths, at_ms=at_ms,
+            run_id=run_id, activity_id=activity_id, attempt=lost.attempt, task_queue=lost.task_queue, token=lost.token,
+            worker=task.worker, epoch=task.epoch, failures=failures, deaths=deaths, at_ms=at_ms,
         ),
-        ActivityReleased(**_id_fields(id)),
+        ActivityReleased(run_id=run_id, activity_id=activity_id),
     )  # fmt: skip
     deaths_max = policy.max_worker_deaths if retry.max_deaths is None else retry.max_deaths
     if 0 < deaths_max <= deaths:
@@ -479,4 +481,5 @@ def reschedule(
     attempt = max(_next_attempt(max(activity.attempt if activity else 0, lost.attempt)), policy.token_floor)
     if to_other_engine:
         return (taken[0], ActivityReleased(**_id_fields(id), attempt=attempt))
-    return (*taken, ActivityMadeAvailable(**_id_fields(id), attempt=attempt, at_ms=at_ms))
+    available = ActivityMadeAvailable(run_id=run_id, activity_id=activity_id, attempt=attempt, at_ms=at_ms)
+    return (*taken, available)

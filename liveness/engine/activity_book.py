@@ -14,7 +14,7 @@ from liveness.domain.activity import (
     Activity,
     ActivityState,
     activity_timer_ms,
-    evolve,
+    evolve_all,
 )
 from liveness.domain.activity_decider import ActivityEvents
 from liveness.domain.errors import ActivityNotFound
@@ -76,8 +76,7 @@ class ActivityBook:
                 event, number=None, namespace=key.namespace, worker=None, workflow_id=key.workflow_id,
                 wall_ms=wall_ms, observed_ms=now_ms,
             )  # fmt: skip
-            activity = evolve(activity, event, key.workflow_id, wall_ms)
-        if events and activity is not None:
+        if events and (activity := evolve_all(before, events, key.workflow_id, wall_ms)) is not None:
             self._activities[key] = pending.activities[key] = activity
             if type(events[-1]) is not ActivityHeartbeatRecorded:
                 # A heartbeat only moves a limit later: the timer fires early and is armed again, so that it costs nothing here.

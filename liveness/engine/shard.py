@@ -418,10 +418,14 @@ class Shard:
         self._apply_if_any(key, worker, events, now_ms)
         return len(worker.bindings) if len(events) > 1 else 0
 
-    def change_activity(self, key: ActivityKey, events: ActivityEvents) -> Activity | None:
+    def change_activity(
+        self, key: ActivityKey, events: ActivityEvents, now_ms: int | None = None
+    ) -> Activity | None:
+        """`now_ms`: the present time, if the caller has read it."""
         if events:
             self._mark_dirty()
-        now_ms = self.now_ms()
+        if now_ms is None:
+            now_ms = self.now_ms()
         return self.activities.apply(key, events, self._pending, self._wall_time(now_ms), now_ms)
 
     def report_progress(self, key: UnitKey, report: ProgressReport) -> bool:
@@ -459,14 +463,19 @@ class Shard:
         return forgotten
 
     def reschedule(
-        self, task: ActivityRescheduleTask, policy: Policy, *, to_other_engine: bool = False
+        self,
+        key: ActivityKey,
+        task: ActivityRescheduleTask,
+        policy: Policy,
+        *,
+        to_other_engine: bool = False,
     ) -> Activity:
         """Take an activity from the worker that lost it. Repeating the same task changes nothing."""
-        key = ActivityKey(task.namespace, *task.activity.id)
+        now_ms = self.now_ms()
         events = activity_decider.reschedule(
-            self.activities.get(key), task, policy, self.now_ms(), to_other_engine=to_other_engine
+            self.activities.get(key), task, policy, now_ms, to_other_engine=to_other_engine
         )
-        activity = self.change_activity(key, events)
+        activity = self.change_activity(key, events, now_ms)
         assert activity is not None
         return activity
 

@@ -89,6 +89,14 @@ class StoredTask(NamedTuple):
     """Why the row cannot be understood; then the activity of `task` is `UNREADABLE`. The row stays as it is in the table."""
 
 
+class TaskRange(NamedTuple):
+    """Tasks that were never attempted, by their ids."""
+
+    tasks: int = 0
+    first_id: int = 0
+    last_id: int = 0
+
+
 class QueueCount(NamedTuple):
     """Tasks of one shard, namespace and state."""
 
@@ -436,6 +444,13 @@ class Store(Protocol):
         self, shard_id: int, now_ms: int, limit: int, *, include_parked: bool = True
     ) -> list[StoredTask]:
         """Return due tasks, those with damaged rows included. `include_parked`: followed by parked ones."""
+
+    async def new_task_range(self, shard_ids: Collection[int]) -> TaskRange:
+        """The open tasks of these shards that are due whatever the time, which are those that were never attempted."""
+
+    async def new_tasks(self, shard_ids: Collection[int], first_id: int, last_id: int) -> list[StoredTask]:
+        """Those of them with ids from `first_id` to `last_id`, in this order, which is about that in which the activities are
+        stored."""
 
     async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
         """The shards whose queues contain tasks that were never attempted."""

@@ -86,6 +86,28 @@ def read_rows(connection: Connection, query: Select[Any]) -> Iterator[Any]:
             yield from partition
 
 
+def find_rows(
+    connection: Connection, table: Table, key_columns: tuple[str, ...], keys: Iterable[Sequence[Any]]
+) -> Iterator[Any]:
+    """SELECT the rows with these keys, as tuples in column order.
+
+    A join, and in this order: for `(a, b) IN (VALUES …)`, SQLite reads the whole table once per statement.
+    """
+    columns = ", ".join(f"{table.name}.{name}" for name in _column_names(table))
+    same = " AND ".join(
+        f"{table.name}.{name} = given.column{at}" for at, name in enumerate(key_columns, start=1)
+    )
+    for chunk in _chunks(keys):
+        values = _values(len(chunk), ("",) * len(key_columns), _param_style(connection))
+        statement = f"SELECT {columns} FROM (VALUES {values}) AS given CROSS JOIN {table.name} WHERE {same}"
+        parameters = tuple(chain.from_iterable(chunk))
+        driver = connection.connection.driver_connection
+        if isinstance(driver, sqlite3.Connection):
+            yield from driver.execute(statement, parameters).fetchall()
+        else:
+            yield from connection.exec_driver_sql(statement, parameters).all()
+
+
 def _execute(connection: Connection, statement: str, values: tuple[Any, ...]) -> int:
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
@@ -141,6 +163,7 @@ def _update_text(
     )
 
 
+@cache
 def _values(count: int, casts: tuple[str, ...], style: str, constant_columns: tuple[str, ...] = ()) -> str:
     numbers = iter(range(1, count * len(casts) + 1))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import repeat
+from operator import attrgetter
 from sys import intern
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -530,11 +531,12 @@ class _StoredActivity(msgspec.Struct, omit_defaults=True):
 
 _activity_decoder = msgspec.json.Decoder(_StoredActivity)
 _PAYLOAD_FIELDS = _StoredActivity.__struct_fields__
+_payload_values = attrgetter(*_PAYLOAD_FIELDS)
 
 
 def encode_activity(activity: Activity) -> str:
     """Encode the fields that have no column of their own."""
-    return _encode(_StoredActivity(*(getattr(activity, name) for name in _PAYLOAD_FIELDS))).decode()
+    return _encode(_StoredActivity(*_payload_values(activity))).decode()
 
 
 def decode_activity(id: ActivityId, state: int, task_queue: str, worker: str, payload: str) -> Activity:

@@ -87,9 +87,7 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
         _NEW_TASK_COLUMNS,
         constant_columns=_NEW_TASK_CONSTANTS,
     )
-    for commit in commits:
-        if commit.task_updates:
-            _update_tasks(connection, commit)
+    _update_tasks(connection, commits)
     if counts := [
         (namespace, commit.shard_id, *added)
         for commit in commits
@@ -176,18 +174,19 @@ def _worker_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
 
 
 def _activity_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
-    for commit in commits:
-        for key, activity in commit.activities.items():
-            state, queue, worker = int(activity.state), activity.task_queue, activity.worker
-            yield (
-                *key,
-                commit.shard_id,
-                state,
-                queue,
-                worker,
-                commit.wall_ms if activity.state in FINISHED_ACTIVITY_STATES else None,
-                codec.add_checksum(codec.encode_activity(activity), *key, state, queue, worker),
-            )
+    """Sorted like the table, for the same reason."""
+    changed = [(key, commit, activity) for commit in commits for key, activity in commit.activities.items()]
+    for key, commit, activity in sorted(changed, key=itemgetter(0)):
+        state, queue, worker = int(activity.state), activity.task_queue, activity.worker
+        yield (
+            *key,
+            commit.shard_id,
+            state,
+            queue,
+            worker,
+            commit.wall_ms if activity.state in FINISHED_ACTIVITY_STATES else None,
+            codec.add_checksum(codec.encode_activity(activity), *key, state, queue, worker),
+        )
 
 
 def _new_task_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
@@ -202,14 +201,12 @@ def _new_task_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
                 yield shard_id, namespace, worker, epoch, payload, int(died), wall_ms
 
 
-def _update_tasks(connection: Connection, commit: ShardCommit) -> None:
-    def row(task_update: TaskUpdate) -> tuple[Any, ...]:
-        finished_ms = commit.wall_ms if task_update.state in FINISHED_TASK_STATES else None
-        return (
-            task_update.task_id, int(task_update.state), task_update.due_ms, task_update.attempts,
-            codec.replace_unstorable(task_update.last_error), finished_ms,
-            commit.shard_id,
-        )  # fmt: skip
+def _update_tasks(connection: Connection, commits: Sequence[ShardCommit]) -> None:
+    def row(commit: ShardCommit, task_update: TaskUpdate) -> tuple[Any, ...]:
+        task_id, state, due_ms, attempts, last_error = task_update
+        finished_ms = commit.wall_ms if state in FINISHED_TASK_STATES else None
+        error = codec.replace_unstorable(last_error) if last_error else ""
+        return task_id, int(state), due_ms, attempts, error, finished_ms, commit.shard_id
 
     update_rows(
         connection,
@@ -217,7 +214,8 @@ def _update_tasks(connection: Connection, commit: ShardCommit) -> None:
         "state = given.column2, due_ms = given.column3, attempts = given.column4, last_error = given.column5, "
         "finished_wall_ms = given.column6",
         "tasks.task_id = given.column1 AND tasks.shard_id = given.column7 AND tasks.state IN (1, 2, 3)",
-        [row(task_update) for task_update in commit.task_updates.values()],
+        # Sorted like the table: writing many rows in this order takes half the time.
+        sorted(row(commit, update) for commit in commits for update in commit.task_updates.values()),
         ("BIGINT", "INTEGER", "BIGINT", "INTEGER", "TEXT", "BIGINT", "INTEGER"),
     )
 

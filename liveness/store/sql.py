@@ -19,6 +19,7 @@ from sqlalchemy import (
     inspect,
     or_,
     select,
+    text,
     tuple_,
 )
 
@@ -42,13 +43,14 @@ from liveness.store.api import (
     ShardCommit,
     ShardSnapshot,
     StoredTask,
+    TaskRange,
     TaskState,
     UnpublishedRetention,
     WorkerFilter,
     WorkerRow,
 )
 from liveness.store.audit import AuditFilter, AuditRow, insert_audit, prune_audit, read_audit
-from liveness.store.bulk import insert_rows
+from liveness.store.bulk import find_rows, insert_rows
 from liveness.store.codec import LogEntry, LogRow
 from liveness.store.commit import apply_commits, check_epochs
 from liveness.store.component_metrics import Point, SampleReport, Series, SeriesFilter, Steps
@@ -75,6 +77,7 @@ from liveness.store.progress_rows import list_progress
 from liveness.store.recent_events import recent_events
 from liveness.store.retention import DeletableEvents, EventScan
 from liveness.store.schema import (
+    OPEN_TASKS_SQL,
     RENEWALS_KIND,
     activities,
     config,
@@ -113,13 +116,10 @@ from liveness.store.worker_slots import grant_slots, return_slots
 
 logger = structlog.get_logger("liveness.store")
 
-KEYS_PER_QUERY = 200
 ANY_TIME_MS = 2**62
 ACTIVITIES_PAGE_BYTES_MAX = 8 * 1024 * 1024
 """More than of other pages: most of it are users' payloads, which nothing looks into."""
 _ACTIVITY_ORDER = (activities.c.workflow_id, activities.c.run_id, activities.c.activity_id)
-_ACTIVITY_KEY_COLUMNS = (activities.c.namespace, *_ACTIVITY_ORDER)
-_ACTIVITY_KEY = tuple_(*_ACTIVITY_KEY_COLUMNS)
 
 
 class SqlStore:
@@ -530,6 +530,28 @@ class SqlStore:
         )
         return await self._database.read(lambda connection: read_tasks(connection, query))
 
+    async def new_task_range(self, shard_ids: Collection[int]) -> TaskRange:
+        # Literal conditions, because SQLite uses a partial index only if its condition contains no parameters.
+        query = select(func.count(), func.min(tasks.c.task_id), func.max(tasks.c.task_id)).where(
+            tasks.c.shard_id.in_(shard_ids), text(OPEN_TASKS_SQL), text("due_ms = 0")
+        )
+        found = await self._database.read(lambda connection: connection.execute(query).one())
+        count, first_id, last_id = found
+        return TaskRange(count, first_id, last_id) if count else TaskRange()
+
+    async def new_tasks(self, shard_ids: Collection[int], first_id: int, last_id: int) -> list[StoredTask]:
+        query = (
+            select(tasks)
+            .where(
+                tasks.c.task_id.between(first_id, last_id),
+                (tasks.c.shard_id + 0).in_(shard_ids),  # an expression: the index on shards would not help
+                tasks.c.state.in_(OPEN_TASK_STATES),
+                tasks.c.due_ms == 0,
+            )
+            .order_by(tasks.c.task_id)
+        )
+        return await self._database.read(lambda connection: read_tasks(connection, query))
+
     async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
         query = (
             select(tasks.c.shard_id)
@@ -589,11 +611,9 @@ class SqlStore:
 
     async def find_activities(self, keys: Collection[ActivityKey]) -> dict[ActivityKey, Activity]:
         def find(connection: Connection) -> dict[ActivityKey, Activity]:
-            found: dict[ActivityKey, Activity] = {}
-            for start in range(0, len(wanted), KEYS_PER_QUERY):
-                chunk = _ACTIVITY_KEY.in_(wanted[start : start + KEYS_PER_QUERY])
-                found.update(map(decode_activity_row, connection.execute(select(activities).where(chunk))))
-            return found
+            return dict(
+                map(decode_activity_row, find_rows(connection, activities, ActivityKey._fields, wanted))
+            )
 
         wanted = list(keys)
         return await self._database.read(find)

@@ -186,16 +186,27 @@ def _read_activities(
     return found
 
 
-def decode_activity_row(row: Row[Any]) -> tuple[ActivityKey, Activity]:
-    id = ActivityId(row.workflow_id, row.run_id, row.activity_id)
-    codec.verify_checksum(
-        row.payload, "activities", row.namespace, *id, row.state, row.task_queue, row.worker_key
-    )
-    activity = codec.decode_activity(id, row.state, row.task_queue, row.worker_key, row.payload)
-    if activity.since_wall_ms is None and row.finished_wall_ms is not None:
+def decode_activity_row(row: Sequence[Any]) -> tuple[ActivityKey, Activity]:
+    """`row`: a whole row of `activities`, in column order."""
+    (
+        namespace,
+        workflow_id,
+        run_id,
+        activity_id,
+        _,
+        state,
+        task_queue,
+        worker_key,
+        finished_wall_ms,
+        payload,
+    ) = row
+    id = ActivityId(workflow_id, run_id, activity_id)
+    codec.verify_checksum(payload, "activities", namespace, *id, state, task_queue, worker_key)
+    activity = codec.decode_activity(id, state, task_queue, worker_key, payload)
+    if activity.since_wall_ms is None and finished_wall_ms is not None:
         # Written by a version that stored this time alone.
-        activity = activity._replace(since_wall_ms=row.finished_wall_ms)
-    return ActivityKey(row.namespace, *id), activity
+        activity = activity._replace(since_wall_ms=finished_wall_ms)
+    return ActivityKey(namespace, *id), activity
 
 
 def _read_tails(

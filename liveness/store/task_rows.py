@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, LargeBinary, Row, Select, cast
+from sqlalchemy import ColumnElement, Connection, LargeBinary, Select, cast
 
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.store import codec
@@ -36,37 +36,49 @@ def read_tasks(connection: Connection, query: Select[Any]) -> list[StoredTask]:
         as_stored(connection, column).label(column.name) if column.name in _TEXTS else column
         for column in tasks.columns
     )
-    return [_decode(row) for row in connection.execute(query.with_only_columns(*columns))]
+    return [_decode(*row) for row in connection.execute(query.with_only_columns(*columns)).all()]
 
 
-def _decode(row: Row[Any]) -> StoredTask:
+_STATES = {int(state): state for state in TaskState}
+
+
+def _decode(
+    task_id: int,
+    shard_id: int,
+    stored_kind: str | bytes,
+    state: int,
+    due_ms: int,
+    attempts: int,
+    last_error: str | bytes,
+    stored_namespace: str | bytes,
+    stored_worker: str | bytes,
+    epoch: int,
+    stored_activity: str | bytes,
+    died: int,
+    created_wall_ms: int,
+    finished_wall_ms: int | None,
+) -> StoredTask:
+    """The parameters are the columns in order. A mass expiry reads a hundred thousand rows."""
     activity, damage = UNREADABLE, ""
     try:
-        kind, namespace, worker_key, payload = map(
-            _text, (row.kind, row.namespace, row.worker_key, row.activity)
-        )
-        codec.verify_checksum(
-            payload, "tasks", row.shard_id, kind, namespace, worker_key, row.lease_epoch, row.died, row.created_wall_ms
+        kind, namespace, worker_key, payload = (
+            _text(stored_kind), _text(stored_namespace), _text(stored_worker), _text(stored_activity),
         )  # fmt: skip
+        codec.verify_checksum(
+            payload, "tasks", shard_id, kind, namespace, worker_key, epoch, died, created_wall_ms
+        )
         activity = codec.decode_bound_activity(payload)
     except (CorruptRow, UnicodeDecodeError, msgspec.MsgspecError) as error:
-        kind, namespace, worker_key = map(shown, (row.kind, row.namespace, row.worker_key))
+        kind, namespace, worker_key = shown(stored_kind), shown(stored_namespace), shown(stored_worker)
         reason = "it does not match its checksum" if isinstance(error, CorruptRow) else str(error)
-        damage = f"The row of this task is damaged ({reason}): {ascii(row.activity)[:RAW_CHARS_MAX]}"
+        damage = f"The row of this task is damaged ({reason}): {ascii(stored_activity)[:RAW_CHARS_MAX]}"
     return StoredTask(
-        task_id=row.task_id,
-        shard_id=row.shard_id,
-        kind=kind,
-        state=TaskState(row.state),
-        due_ms=row.due_ms,
-        attempts=row.attempts,
+        task_id, shard_id, kind, _STATES[state], due_ms, attempts,
         # It decides nothing, so that the task is executed whatever it says.
-        last_error=shown(row.last_error),
-        task=ActivityRescheduleTask(namespace, activity, worker_key, row.lease_epoch, bool(row.died)),
-        created_wall_ms=row.created_wall_ms,
-        finished_wall_ms=row.finished_wall_ms,
-        damage=damage,
-    )
+        shown(last_error),
+        ActivityRescheduleTask(namespace, activity, worker_key, epoch, bool(died)), created_wall_ms,
+        finished_wall_ms, damage,
+    )  # fmt: skip
 
 
 def _text(value: str | bytes) -> str:

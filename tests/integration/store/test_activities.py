@@ -1,8 +1,10 @@
 """Activities in the store: lookup by key, listing, deletion after retention, and recovery of unfinished ones."""
 
+import sqlite3
 from collections.abc import Iterable
 
 import pytest
+from sqlalchemy import Connection
 
 from liveness.domain.activity import (
     FINISHED_ACTIVITY_STATES,
@@ -14,8 +16,10 @@ from liveness.domain.activity import (
 from liveness.domain.events import Retry
 from liveness.domain.keys import ActivityId, ActivityKey
 from liveness.store.api import ActivityFilter, ActivityRow
+from liveness.store.bulk import LARGE_CHUNK_ROWS, find_rows
 from liveness.store.retention import DELETE_BATCH
-from liveness.store.sql import KEYS_PER_QUERY, SqlStore
+from liveness.store.schema import activities
+from liveness.store.sql import SqlStore
 from tests.databases import StoreDatabase
 from tests.unit.store.samples import INT64_MAX, activity, snapshot_of, take, take_one
 
@@ -83,7 +87,7 @@ async def test_a_lookup_compares_every_part_of_the_key(store: SqlStore) -> None:
 
 
 async def test_more_keys_than_fit_one_query_are_all_found(store: SqlStore) -> None:
-    many = [activity(f"{number:04}") for number in range(2 * KEYS_PER_QUERY + 1)]
+    many = [activity(f"{number:04}") for number in range(2 * LARGE_CHUNK_ROWS + 1)]
     await write(store, many)
     assert await store.find_activities([key for key, _ in many]) == dict(many)
 
@@ -289,3 +293,21 @@ async def test_finished_activities_can_be_looked_up_after_a_take_over(
     await write(store, [done])
     assert (await snapshot_of(await store_database.open())).activities == {}
     assert await store.find_activities([done[0]]) == dict([done])
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_a_lookup_by_keys_reads_no_other_activities(store: SqlStore) -> None:
+    """SQLite reads the whole table for `(a, b) IN (VALUES …)`."""
+    statements: list[str] = []
+
+    def look_up(connection: Connection) -> list[str]:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.set_trace_callback(statements.append)
+        list(find_rows(connection, activities, ActivityKey._fields, [("n", "w", "r", "a")] * 3))
+        driver.set_trace_callback(None)
+        return [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {statements[-1]}")]
+
+    plan = await store._database.read(look_up)
+    assert any(step.startswith("SEARCH activities USING PRIMARY KEY") for step in plan), plan
+    assert not any(step.startswith("SCAN activities") for step in plan), plan

@@ -2,7 +2,7 @@
 
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import BoundActivity
-from liveness.store.api import StoredTask, TaskState, TaskUpdate
+from liveness.store.api import StoredTask, TaskRange, TaskState, TaskUpdate
 from liveness.store.sql import SqlStore
 from tests.databases import StoreDatabase
 from tests.unit.store.samples import INT64_MAX, Owner, finished, reschedule, take, take_one
@@ -153,6 +153,20 @@ async def test_tasks_are_listed_by_namespace_and_state_in_pages(store: SqlStore)
         after_id = page[-1].task_id
     assert pages == [[1, 5], [7, 9]]
     assert [task.task_id for task in await store.list_tasks(None, [TaskState.DONE], 0, 10)] == [3, 4]
+
+
+async def test_new_tasks_are_read_by_their_ids_over_shards(store: SqlStore) -> None:
+    first, second, third = await take(store, 0, 1, 2)
+    for number in range(3):
+        for owner in (first, second, third):
+            await owner.commit(new_tasks=[reschedule(f"{owner.shard_id}-{number}")])
+    await first.commit(task_updates=[TaskUpdate(1, TaskState.DONE, 0, 1, "")])
+    await second.commit(task_updates=[TaskUpdate(5, TaskState.RETRYING, 900, 1, "not now")])
+    assert await store.new_task_range([0, 1]) == TaskRange(tasks=4, first_id=2, last_id=8)
+    assert names(await store.new_tasks([0, 1], 2, 7)) == ["1-0", "0-1", "0-2"]
+    assert names(await store.new_tasks([0, 1], 8, 100)) == ["1-2"]
+    await third.commit(task_updates=[TaskUpdate(id, TaskState.DONE, 0, 1, "") for id in (3, 6, 9)])
+    assert await store.new_task_range([2]) == TaskRange()
 
 
 async def test_an_unknown_task_is_none(store: SqlStore) -> None:

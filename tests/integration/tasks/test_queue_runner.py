@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveness.clock import ManualClock
-from liveness.domain.activity import Activity
+from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.activity_decider import ActivitySpec, current_holder
 from liveness.domain.errors import ShardUnavailable
-from liveness.domain.keys import ActivityKey
+from liveness.domain.events import Retry
+from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.store.api import ActivityFilter, TaskState
 from liveness.store.schema import tasks
+from liveness.tasks import queue_runner
 from liveness.tasks.queue_runner import BACKOFF_MS_MAX, BACKOFF_MS_MIN, backoff_ms
 from liveness.tasks.sinks import SinkDown
 from liveness.v1 import service_pb2, worker_pb2
@@ -343,4 +346,136 @@ async def test_an_unavailable_sink_uses_no_attempts_and_one_write_per_task(store
     await engine.queue.run_until_idle()
     assert len(sink.offered) == 20
     assert set(await states(store)) == {TaskState.DONE}
+    await engine.stop()
+
+
+# -- many new tasks: those of all shards, in the order of their ids
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few tasks are many: several turns, of several batches, of several slices."""
+    for name, value in {
+        "NEW_TASKS_MIN": 4,
+        "BATCHES_PER_TURN": 3,
+        "BATCH_SIZE": 5,
+        "TASKS_PER_SLICE": 2,
+    }.items():
+        monkeypatch.setattr(queue_runner, name, value)
+
+
+WORKERS, HELD = 6, 7
+
+
+async def lose_many(engine: Engine) -> list[tuple[str, int]]:
+    """Returns the activities, with their next attempts."""
+    for worker in range(WORKERS):
+        names = [f"{worker}-{number}" for number in range(HELD)]
+        await lose(engine, *map(activity, names), worker=f"w{worker}")
+    return sorted((f"{worker}-{number}", 2) for worker in range(WORKERS) for number in range(HELD))
+
+
+async def moved(store: FaultyStore) -> list[tuple[str, int]]:
+    found = await store.list_activities(NAMESPACE, ActivityFilter(), None, 1_000)
+    assert {row.activity.state for row in found} == {ActivityState.AVAILABLE}
+    return sorted((row.key.activity_id, row.activity.attempt) for row in found)
+
+
+async def engine_without_sink(store: FaultyStore) -> Engine:
+    return await Engine(store, ManualClock()).start()
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_many_new_tasks_are_executed_over_all_shards(store: FaultyStore) -> None:
+    engine = await engine_without_sink(store)
+    attempts: list[int] = []
+    engine.queue._on_attempt = lambda stored, update, via: attempts.append(stored.task_id)
+    wanted = await lose_many(engine)
+    await engine.queue.run_until_idle()
+    assert await moved(store) == wanted
+    assert set(await states(store)) == {TaskState.DONE}
+    assert len(attempts) == len(set(attempts)) == len(wanted), "each is attempted once"
+    await engine.stop()
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("fault", [Fault.REJECTED, Fault.UNKNOWN_LOST, Fault.UNKNOWN_DONE])
+@pytest.mark.parametrize("index", [0, 2])
+async def test_many_new_tasks_that_are_interrupted_are_finished_later_and_have_one_effect(
+    store: FaultyStore, fault: Fault, index: int
+) -> None:
+    engine = await engine_without_sink(store)
+    wanted = await lose_many(engine)
+    store.faults.extend([*[Fault.NONE] * index, fault])
+    await engine.queue.run_until_idle()
+    await engine.recovered()
+    await engine.advance(1_000)
+    await engine.queue.run_until_idle()
+    assert await moved(store) == wanted
+    assert set(await states(store)) == {TaskState.DONE}
+    await engine.stop()
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_a_damaged_row_among_many_new_tasks_stops_no_other(
+    store: FaultyStore, store_database: StoreDatabase
+) -> None:
+    engine = await engine_without_sink(store)
+    wanted = await lose_many(engine)
+    damaged = (await store.list_tasks(None, ALL, 0, 100))[9]
+    await store_database.execute(f"UPDATE tasks SET activity = '{{' WHERE task_id = {damaged.task_id}")
+    await engine.queue.run_until_idle()
+    [dead] = await store.list_tasks(None, [TaskState.DEAD_LETTERED], 0, 10)
+    assert dead.task_id == damaged.task_id
+    assert await moved(store) == [one for one in wanted if one[0] != damaged.task.activity.activity_id]
+    await engine.stop()
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_a_sink_is_given_each_of_many_new_tasks_once(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_runner, "DELIVERING_PER_SHARD_MAX", 2)
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    wanted = await lose_many(engine)
+    await engine.queue.run_until_idle()
+    assert sorted(sink.offered) == wanted
+    assert set(await states(store)) == {TaskState.DONE}
+    await engine.stop()
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_many_new_tasks_that_are_being_delivered_are_not_taken_again(store: FaultyStore) -> None:
+    class Slow(Sink):
+        all_offered = asyncio.Event()
+
+        async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
+            await super().deliver(key, activity, task)
+            if len(self.offered) == WORKERS * HELD:
+                self.all_offered.set()
+            await self.all_offered.wait()
+
+    sink = Slow()
+    engine = await engine_on(store, sink)
+    wanted = await lose_many(engine)
+    await engine.queue.run_until_idle()
+    assert sorted(sink.offered) == wanted
+    await engine.stop()
+
+
+async def test_a_task_about_a_finished_activity_that_left_memory_is_stale(store: FaultyStore) -> None:
+    engine = await engine_without_sink(store)
+    ref = activity("a")
+    key = ActivityKey(NAMESPACE, ref.workflow_id, ref.run_id, ref.activity_id)
+    await engine.beat("w", session_id="s", sequence=1)
+    spec = ActivitySpec("", "queue", b"", Retry())
+    claimed = await engine.ownership.claim(key, spec, WorkerKey(NAMESPACE, "w"), "s")
+    await engine.ownership.complete(key, current_holder(claimed), b"")
+    shard = engine.node.shard(NAMESPACE, ref.workflow_id)
+    assert shard.activities.evict(shard.durable_seq) == 1
+    await lose(engine, ref, worker="late")
+    await engine.queue.run_until_idle()
+    assert await states(store) == [TaskState.DONE]
+    assert shard.activities[key].state is ActivityState.COMPLETED
     await engine.stop()

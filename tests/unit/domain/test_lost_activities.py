@@ -1,9 +1,12 @@
 """Rescheduling a lost activity: it is cancelled and released, then made available, handed on, quarantined or
 failed; once per (worker, epoch, attempt)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from liveness.domain.activity import (
     FINISHED_ACTIVITY_STATES,
@@ -14,6 +17,7 @@ from liveness.domain.activity import (
     ReleasedAttempt,
     activity_timer,
     evolve,
+    evolve_all,
 )
 from liveness.domain.activity_decider import AttemptHolder, is_stale_reschedule, reschedule
 from liveness.domain.errors import FencedOff
@@ -36,6 +40,7 @@ from liveness.domain.events import (
 from liveness.domain.keys import ActivityKey
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityDueTask, ActivityRescheduleTask, VerifyDispatchTask
+from tests.unit.domain import strategies
 from tests.unit.domain.activity_scenario import ID, POLICY, SPEC, WALL_MS, ActivityScenario, scheduled, task
 
 OF: dict[str, Any] = {"run_id": "run", "activity_id": "charge"}
@@ -46,6 +51,29 @@ def rescheduled(*tasks: ActivityRescheduleTask, policy: Policy = POLICY) -> Acti
     for one in tasks:
         scenario.reschedule(one)
     return scenario
+
+
+def folded_one_by_one(activity: Activity | None, events: tuple[ActivityEvent, ...]) -> Activity | None:
+    for event in events:
+        activity = evolve(activity, event, ID.workflow_id, WALL_MS)
+    return activity
+
+
+@given(
+    before=st.none()
+    | strategies.activities.filter(lambda activity: activity.state is not ActivityState.FAILED),
+    lost=st.builds(task, epoch=st.integers(1, 9), attempt=st.integers(1, 9), died=st.booleans()),
+    floor=st.integers(1, 20),
+    to_other_engine=st.booleans(),
+)
+def test_the_events_of_a_reschedule_fold_to_the_same_in_one_step_as_one_by_one(
+    before: Activity | None, lost: ActivityRescheduleTask, floor: int, to_other_engine: bool
+) -> None:
+    events = reschedule(
+        before, lost, replace(POLICY, token_floor=floor), at_ms=50, to_other_engine=to_other_engine
+    )
+    after = evolve_all(before, events, ID.workflow_id, WALL_MS)
+    assert after == folded_one_by_one(before, events)
 
 
 # -- activities that workers bind by heartbeat alone
