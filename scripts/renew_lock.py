@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
 PYTHON_VERSION = "3.11"
+EXTRAS = ("server", "nats", "traces", "celery", "django", "starlette")
+"""All but those for development, so that the image relays, traces, and is a base for workers of every kind."""
 PROCESSORS = ("x86_64", "aarch64")
 GLIBC = ("2_17", "2_28", "2_34")
 HEADER = """\
@@ -30,7 +32,7 @@ HEADER = """\
 def requirements() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     own = project["name"]
-    wanted, extras = [*project["dependencies"], "setuptools"], ["server"]
+    wanted, extras = [*project["dependencies"], "setuptools"], list(EXTRAS)
     while extras:
         for requirement in project["optional-dependencies"][extras.pop()]:
             if found := re.fullmatch(rf"{own}\[(.+)\]", requirement):

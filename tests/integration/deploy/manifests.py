@@ -12,7 +12,9 @@ import yaml
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
-MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+MANIFESTS = sorted(
+    set((DEPLOY / "kubernetes").glob("*.yaml")) - {DEPLOY / "kubernetes" / "kustomization.yaml"}
+)
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
 SUPERVISED = (DEPLOY / "supervised" / "Containerfile").read_text(encoding="utf-8")
 
