@@ -111,8 +111,8 @@ class Edge:
     def send(self, id: int, message: bytes) -> int:
         """One message of any call. Returns how many bytes wait to be sent: above `stream_buffer_bytes`, WRITABLE will follow."""
 
-    def release(self, id: int, message_bytes: int) -> None:
-        """The handler of a streaming call has taken messages of so many bytes. While more than `stream_buffer_bytes` are not released,
+    def release(self, id: int, message_bytes: int, messages: int = 1) -> None:
+        """The handler of a streaming call has taken so many messages of so many bytes. While more than 64 or `stream_buffer_bytes` are not released,
         the edge reads no further message of the call."""
 
     def initial_metadata(self, id: int, metadata: Sequence[tuple[str, str | bytes]]) -> None:
