@@ -30,7 +30,7 @@ DESCRIPTORS := build/liveness.binpb
 RELEASED := proto/released.binpb
 
 .PHONY: help run demo demo-temporal test unit check fmt proto proto-release blocking-client reference docs bench crash mutants sim clean
-.PHONY: check-style check-types check-proto check-generated
+.PHONY: edge edge-wheel check-style check-types check-proto check-generated check-edge
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,12 +45,20 @@ demo-temporal: $(VENV)/.ready-dev ## see a Temporal worker die and another one t
 	@$(BIN)/python examples/temporal/run.py
 
 test: $(VENV)/.ready-dev ## run the tests (ARGS: options of pytest)
+	@$(BIN)/python scripts/build_edge.py --where-possible $(if $(ARGS),,--test)
 	@$(BIN)/python scripts/run_tests.py $(ARGS)
+
+edge: $(VENV)/.ready-run ## build the native listener; needs Rust, and is optional
+	@$(BIN)/python scripts/build_edge.py
+
+edge-wheel: edge ## build a wheel of the native listener into dist/, for this platform and Python 3.11 or newer
+	@cd edge && ../$(BIN)/python -m maturin build --release --locked --quiet --out ../dist
+	@ls dist/liveness_edge-*.whl
 
 unit: $(VENV)/.ready-dev ## run the tests that need no process, server or database (ARGS: options of pytest)
 	@$(BIN)/python -m pytest -q -n auto tests/unit $(ARGS)
 
-check: check-style check-types check-proto check-generated ## lint, types, proto rules, generated code
+check: check-style check-types check-proto check-generated check-edge ## lint, types, proto rules, generated code
 
 check-style: $(VENV)/.ready-dev
 	@echo "Style"
@@ -72,9 +80,14 @@ check-generated: $(PROTO_VENV)/.ready $(VENV)/.ready-dev
 	@$(BIN)/python scripts/generate_blocking_client.py check
 	@$(BIN)/python scripts/generate_reference.py check
 
+check-edge: $(VENV)/.ready-dev
+	@echo "Native edge"
+	@$(BIN)/python scripts/build_edge.py --where-possible --check
+
 fmt: $(VENV)/.ready-dev ## format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
+	@if command -v cargo >/dev/null; then cd edge && cargo fmt; fi
 
 proto: $(PROTO_VENV)/.ready ## generate liveness/v1 from proto/
 	@$(PROTO_VENV)/bin/python scripts/generate_proto.py generate
@@ -109,7 +122,7 @@ mutants: $(VENV)/.ready-dev ## plant bugs in copies of the tree and see which te
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 clean: ## remove environments, caches and build products
-	rm -rf $(VENV) $(PROTO_VENV) $(DOCS_VENV) .venv*.unfinished build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(DOCS_VENV) .venv*.unfinished build dist edge/target *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DESCRIPTORS): $(PROTOS) scripts/generate_proto.py $(PROTO_VENV)/.ready

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, SendStream};
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 use crate::connection::Connection;
 use crate::outbox::SendBuffer;
@@ -45,6 +45,16 @@ pub fn refuse(respond: &mut SendResponse<Bytes>, code: Code, message: &str) {
         trailers.insert("grpc-accept-encoding", HeaderValue::from_static("identity,gzip"));
     }
     trailers_only(respond, trailers);
+}
+
+/// To a request that is no call of gRPC.
+pub fn refuse_other(mut respond: SendResponse<Bytes>, status: StatusCode) {
+    let mut response = Response::new(());
+    *response.status_mut() = status;
+    response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    if let Ok(mut stream) = respond.send_response(response, false) {
+        let _ = stream.send_data(Bytes::from_static(b"This port serves gRPC.\n"), true);
+    }
 }
 
 /// OK with one message, at once. Returns what is left to be written if the client has no room for it.
@@ -209,8 +219,7 @@ impl Answering {
         let Some((message, buffer)) = state.queue.front_mut() else { return false };
         let part = message.split_to(room.min(message.len()));
         let (bytes, is_whole) = (part.len(), message.is_empty());
-        let has_room =
-            buffer.as_ref().is_some_and(|buffer| buffer.remove(bytes, connection.stream_buffer_bytes));
+        let has_room = buffer.as_ref().is_some_and(|buffer| buffer.remove(bytes, connection.stream_buffer_bytes));
         if is_whole {
             state.queue.pop_front();
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Ping, PingPong, Reason, RecvStream};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::answering::{self, SEND_BUFFER_BYTES};
@@ -115,14 +115,7 @@ struct Wants {
 }
 
 impl Connection {
-    pub fn new(
-        number: u64,
-        peer: Arc<str>,
-        certificate: Option<Arc<[u8]>>,
-        watch: Rc<Watch>,
-        limits: &Limits,
-        now: Instant,
-    ) -> Self {
+    pub fn new(number: u64, peer: Arc<str>, certificate: Option<Arc<[u8]>>, watch: Rc<Watch>, limits: &Limits, now: Instant) -> Self {
         Self {
             number,
             peer,
@@ -286,8 +279,20 @@ struct Body {
 
 enum BodyOf {
     /// Python learns of the call when its request is whole.
-    Unary { respond: SendResponse<Bytes>, head: Head, message: Option<Bytes> },
-    Stream { id: u64, unreleased: Rc<Unreleased> },
+    Unary {
+        respond: SendResponse<Bytes>,
+        head: Head,
+        message: Option<Bytes>,
+    },
+    Stream {
+        id: u64,
+        unreleased: Rc<Unreleased>,
+    },
+    /// Of a request that is no call. It is read and forgotten.
+    Other {
+        respond: SendResponse<Bytes>,
+        status: StatusCode,
+    },
 }
 
 enum Progress {
@@ -429,8 +434,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
 
     fn note_idleness(&self, now: Instant) {
         let connection = &self.connection;
-        let is_busy =
-            !self.bodies.is_empty() || !connection.calls.borrow().is_empty() || connection.writers.get() > 0;
+        let is_busy = !self.bodies.is_empty() || !connection.calls.borrow().is_empty() || connection.writers.get() > 0;
         if is_busy {
             connection.idle_since.set(None);
         } else if connection.idle_since.get().is_none() {
@@ -446,18 +450,12 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
         if self.early_resets.remove(&stream) {
             return;
         }
-        let (parts, mut recv) = request.into_parts();
-        let is_grpc = parts
-            .headers
-            .get(http::header::CONTENT_TYPE)
-            .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+        let (parts, recv) = request.into_parts();
+        let is_grpc = parts.headers.get(http::header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
         if parts.method != Method::POST || !is_grpc {
-            let status = if is_grpc { StatusCode::METHOD_NOT_ALLOWED } else { StatusCode::UNSUPPORTED_MEDIA_TYPE };
-            let mut response = Response::new(());
-            *response.status_mut() = status;
-            let _ = respond.send_response(response, true);
             self.server.stats.calls_refused.increment();
-            return;
+            let status = if is_grpc { StatusCode::METHOD_NOT_ALLOWED } else { StatusCode::UNSUPPORTED_MEDIA_TYPE };
+            return self.begin_to_read(stream, recv, MessageReader::new(0, false), BodyOf::Other { respond, status }, now);
         }
         let (kind, message_bytes_max) = match self.server.methods.find(parts.uri.path()) {
             Some(found) => found,
@@ -488,14 +486,14 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
                 return self.refuse(&mut respond, Code::Internal, &message);
             }
         };
-        let mut reader = MessageReader::new(message_bytes_max, is_gzip);
+        let reader = MessageReader::new(message_bytes_max, is_gzip);
         let (method, path, is_unary) = match kind {
             Kind::Unary(index) => (index, None, true),
             Kind::Streaming(index) => (index, None, false),
             Kind::Prefix => (-1, Some(Arc::from(parts.uri.path())), false),
         };
         let head = Head { method, path, headers, deadline };
-        let mut of = if is_unary {
+        let of = if is_unary {
             BodyOf::Unary { respond, head, message: None }
         } else {
             let unreleased = Rc::<Unreleased>::default();
@@ -503,8 +501,15 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
             self.events.push(Event::Open { id, head });
             BodyOf::Stream { id, unreleased }
         };
-        let progress = Self::read(&mut recv, &mut reader, &mut of, Waker::noop(), &mut self.events, self.server.limits.stream_buffer_bytes);
+        self.begin_to_read(stream, recv, reader, of, now);
+    }
+
+    /// What has arrived is read at once; a waker is only made for the rest.
+    fn begin_to_read(&mut self, stream: u32, mut recv: RecvStream, mut reader: MessageReader, mut of: BodyOf, now: Instant) {
+        let stream_buffer_bytes = self.server.limits.stream_buffer_bytes;
+        let progress = Self::read(&mut recv, &mut reader, &mut of, Waker::noop(), &mut self.events, stream_buffer_bytes);
         if !matches!(progress, Progress::Waits) {
+            drop(recv);
             return self.body_ended(stream, of, progress, now);
         }
         let waker = Waker::from(Arc::new(StreamWaker { stream, ready: self.connection.ready.clone() }));
@@ -520,13 +525,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
         answering::refuse(respond, code, message);
     }
 
-    fn register(
-        &mut self,
-        stream: u32,
-        respond: SendResponse<Bytes>,
-        unreleased: Option<Rc<Unreleased>>,
-        now: Instant,
-    ) -> u64 {
+    fn register(&mut self, stream: u32, respond: SendResponse<Bytes>, unreleased: Option<Rc<Unreleased>>, now: Instant) -> u64 {
         let id = self.server.register(Call::new(self.connection.clone(), stream, respond, unreleased));
         self.connection.calls.borrow_mut().insert(stream, (id, now));
         id
@@ -573,6 +572,12 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
                 Poll::Ready(Some(Err(_))) => return Progress::Lost,
                 Poll::Ready(Some(Ok(chunk))) => {
                     let _ = recv.flow_control().release_capacity(chunk.len());
+                    if matches!(of, BodyOf::Other { .. }) {
+                        if recv.is_end_stream() {
+                            return Progress::Ends;
+                        }
+                        continue;
+                    }
                     let mut is_second = false;
                     let read = reader.push(chunk, |whole| match of {
                         BodyOf::Unary { message: Some(_), .. } => is_second = true,
@@ -581,6 +586,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
                             unreleased.add(whole.len());
                             events.push(Event::Message { id: *id, message: whole });
                         }
+                        BodyOf::Other { .. } => {}
                     });
                     if let Err(error) = read {
                         let code = match error {
@@ -612,8 +618,10 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
                 answering::refuse(&mut respond, Code::Internal, "a unary call has one message; there is none");
             }
             (Progress::Ends, BodyOf::Stream { id, .. }) => self.events.push(Event::HalfClose { id }),
+            (Progress::Ends, BodyOf::Other { respond, status }) => answering::refuse_other(respond, status),
             // A reset or the end of the connection is told elsewhere, if Python knows of the call.
             (Progress::Lost, _) => {}
+            (Progress::Refused(..), BodyOf::Other { respond, status }) => answering::refuse_other(respond, status),
             (Progress::Refused(code, message), BodyOf::Unary { mut respond, .. }) => {
                 self.server.stats.messages_refused.increment();
                 answering::refuse(&mut respond, code, &message);
@@ -656,10 +664,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
             self.count_unfinished(&mut body);
             if self.unfinished_bytes > self.server.limits.unfinished_bytes_max {
                 self.unfinished_bytes -= body.counted;
-                let refused = Progress::Refused(
-                    Code::ResourceExhausted,
-                    "too much of this connection's requests is unfinished".to_owned(),
-                );
+                let refused = Progress::Refused(Code::ResourceExhausted, "too much of this connection's requests is unfinished".to_owned());
                 self.body_ended(stream, body.of, refused, now);
             } else {
                 self.bodies.insert(stream, body);
@@ -700,7 +705,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
             .bodies
             .iter()
             .filter(|(_, body)| match &body.of {
-                BodyOf::Unary { .. } => true,
+                BodyOf::Unary { .. } | BodyOf::Other { .. } => true,
                 BodyOf::Stream { unreleased, .. } => {
                     body.reader.partial_bytes() > 0 && !unreleased.is_enough(self.server.limits.stream_buffer_bytes)
                 }
@@ -710,8 +715,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
         for stream in slow {
             if let Some(body) = self.bodies.remove(&stream) {
                 self.unfinished_bytes -= body.counted;
-                let refused =
-                    Progress::Refused(Code::DeadlineExceeded, "the request did not arrive in time".to_owned());
+                let refused = Progress::Refused(Code::DeadlineExceeded, "the request did not arrive in time".to_owned());
                 self.body_ended(stream, body.of, refused, now);
             }
         }

@@ -156,8 +156,7 @@ impl FrameMeter {
     }
 
     fn block_of_headers(&mut self, flags: u8, now: Instant) {
-        self.headers_since =
-            if flags & FLAG_END_HEADERS != 0 { None } else { Some(self.headers_since.unwrap_or(now)) };
+        self.headers_since = if flags & FLAG_END_HEADERS != 0 { None } else { Some(self.headers_since.unwrap_or(now)) };
     }
 
     fn control_frame(&mut self, now: Instant) {
@@ -167,9 +166,7 @@ impl FrameMeter {
     }
 
     fn ping(&mut self, now: Instant) {
-        let is_too_soon = self
-            .last_ping
-            .is_some_and(|last| now.saturating_duration_since(last) < self.ping_interval_min);
+        let is_too_soon = self.last_ping.is_some_and(|last| now.saturating_duration_since(last) < self.ping_interval_min);
         self.last_ping = Some(now);
         if is_too_soon {
             self.ping_strikes += 1;

@@ -126,11 +126,8 @@ impl Inbox {
             (taken, true)
         };
         let has_room = waiting.events.len() <= self.events_max / 2 && waiting.bytes <= self.bytes_max / 2;
-        let stalled = if has_room && self.is_full.swap(false, Ordering::Relaxed) {
-            std::mem::take(&mut waiting.stalled)
-        } else {
-            Vec::new()
-        };
+        let stalled =
+            if has_room && self.is_full.swap(false, Ordering::Relaxed) { std::mem::take(&mut waiting.stalled) } else { Vec::new() };
         drop(waiting);
         if is_rest {
             self.wake();

@@ -52,17 +52,10 @@ impl Default for Limits {
 impl Limits {
     /// How often connections are looked at: often enough to notice the shortest time-out within a quarter of it.
     pub fn sweep_interval(&self) -> Duration {
-        [
-            self.handshake_timeout,
-            self.message_timeout,
-            self.write_timeout,
-            self.idle_max,
-            self.keepalive,
-            self.keepalive_timeout,
-        ]
-        .into_iter()
-        .min()
-        .map_or(Duration::from_secs(1), |shortest| shortest / 4)
-        .clamp(Duration::from_millis(10), Duration::from_secs(1))
+        [self.handshake_timeout, self.message_timeout, self.write_timeout, self.idle_max, self.keepalive, self.keepalive_timeout]
+            .into_iter()
+            .min()
+            .map_or(Duration::from_secs(1), |shortest| shortest / 4)
+            .clamp(Duration::from_millis(10), Duration::from_secs(1))
     }
 }

@@ -28,9 +28,7 @@ impl fmt::Display for Unreadable {
                 write!(out, "Received message larger than max (more than {max} bytes after unpacking)")
             }
             Self::UnknownFlag(flag) => write!(out, "a message begins with {flag}; only 0 and 1 are known"),
-            Self::PackedWithoutEncoding => {
-                out.write_str("a message is marked as packed, but no grpc-encoding says how")
-            }
+            Self::PackedWithoutEncoding => out.write_str("a message is marked as packed, but no grpc-encoding says how"),
             Self::BrokenGzip => out.write_str("a message is not valid gzip"),
         }
     }
@@ -186,10 +184,7 @@ mod tests {
     #[test]
     fn exactly_the_limit_is_allowed() {
         assert_eq!(unpack(&packed(&vec![7; 100_000]), 100_000).unwrap().len(), 100_000);
-        assert_eq!(
-            unpack(&packed(&vec![7; 100_001]), 100_000).unwrap_err(),
-            Unreadable::UnpackedTooLarge { max: 100_000 }
-        );
+        assert_eq!(unpack(&packed(&vec![7; 100_001]), 100_000).unwrap_err(), Unreadable::UnpackedTooLarge { max: 100_000 });
     }
 
     #[test]

@@ -71,12 +71,9 @@ fn text(bytes: &[u8]) -> String {
 pub fn to_send(metadata: &[(String, Value)]) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::with_capacity(metadata.len() + 2);
     for (name, value) in metadata {
-        let is_legal = !name.is_empty()
-            && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'.'));
+        let is_legal = !name.is_empty() && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'.'));
         if !is_legal {
-            return Err(format!(
-                "the metadata key {name:?} is not allowed: only lower-case letters, digits, '_', '-' and '.' are"
-            ));
+            return Err(format!("the metadata key {name:?} is not allowed: only lower-case letters, digits, '_', '-' and '.' are"));
         }
         let is_reserved = (name.starts_with("grpc-") && name != "grpc-status-details-bin") || is_of_connection(name);
         if is_reserved {

@@ -1,8 +1,8 @@
 //! What Python has decided: answers, messages and orders for the edge's thread.
 
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -37,11 +37,25 @@ impl SendBuffer {
 pub enum Order {
     /// OK, with one message each, already with its prefix.
     Answers(Vec<(u64, Bytes)>),
-    InitialMetadata { id: u64, headers: HeaderMap },
-    Send { id: u64, message: Bytes, buffer: Arc<SendBuffer> },
+    InitialMetadata {
+        id: u64,
+        headers: HeaderMap,
+    },
+    Send {
+        id: u64,
+        message: Bytes,
+        buffer: Arc<SendBuffer>,
+    },
     /// `trailers` with the status.
-    Finish { id: u64, trailers: HeaderMap },
-    Release { id: u64, bytes: usize, messages: usize },
+    Finish {
+        id: u64,
+        trailers: HeaderMap,
+    },
+    Release {
+        id: u64,
+        bytes: usize,
+        messages: usize,
+    },
     StopAccepting,
     Drain,
     Close,

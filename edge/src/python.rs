@@ -4,8 +4,8 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
-use std::sync::Mutex;
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -193,15 +193,8 @@ impl Edge {
         Ok(port)
     }
 
-    fn set_tls(
-        &self,
-        certificate_chain: &[u8],
-        key: &[u8],
-        client_ca: Option<&[u8]>,
-        client_auth: &str,
-    ) -> PyResult<()> {
-        let config =
-            tls::server_config(certificate_chain, key, client_ca, client_auth).map_err(PyValueError::new_err)?;
+    fn set_tls(&self, certificate_chain: &[u8], key: &[u8], client_ca: Option<&[u8]>, client_auth: &str) -> PyResult<()> {
+        let config = tls::server_config(certificate_chain, key, client_ca, client_auth).map_err(PyValueError::new_err)?;
         if let Ok(mut current) = self.shared.tls.write() {
             *current = Some(config);
         }
@@ -209,21 +202,14 @@ impl Edge {
     }
 
     #[pyo3(signature = (*, unary, streaming, prefixes = Vec::new()))]
-    fn start(
-        &self,
-        unary: Vec<(String, usize)>,
-        streaming: Vec<(String, usize)>,
-        prefixes: Vec<(String, usize)>,
-    ) -> PyResult<()> {
+    fn start(&self, unary: Vec<(String, usize)>, streaming: Vec<(String, usize)>, prefixes: Vec<(String, usize)>) -> PyResult<()> {
         let mut state = lock(&self.state);
         let State::Bound(listeners) = &mut *state else {
             return Err(PyRuntimeError::new_err("the edge was started before"));
         };
         let listeners = std::mem::take(listeners);
         let (shared, methods) = (self.shared.clone(), Methods::new(unary, streaming, prefixes));
-        let thread = std::thread::Builder::new()
-            .name("edge".to_owned())
-            .spawn(move || server::run(shared, methods, listeners))?;
+        let thread = std::thread::Builder::new().name("edge".to_owned()).spawn(move || server::run(shared, methods, listeners))?;
         *state = State::Running(thread);
         Ok(())
     }

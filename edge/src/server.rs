@@ -105,20 +105,8 @@ pub struct Call {
 }
 
 impl Call {
-    pub fn new(
-        connection: Rc<Connection>,
-        stream: u32,
-        respond: SendResponse<Bytes>,
-        unreleased: Option<Rc<Unreleased>>,
-    ) -> Self {
-        Self {
-            connection,
-            stream,
-            respond,
-            answering: None,
-            has_buffer: false,
-            unreleased,
-        }
+    pub fn new(connection: Rc<Connection>, stream: u32, respond: SendResponse<Bytes>, unreleased: Option<Rc<Unreleased>>) -> Self {
+        Self { connection, stream, respond, answering: None, has_buffer: false, unreleased }
     }
 }
 
@@ -380,30 +368,15 @@ impl Server {
             Ok(Ok(secured)) if secured.get_ref().1.alpn_protocol() == Some(b"h2") => secured,
             _ => return self.stats.handshakes_failed.increment(),
         };
-        let certificate = secured
-            .get_ref()
-            .1
-            .peer_certificates()
-            .and_then(|chain| chain.first())
-            .map(|certificate| Arc::from(certificate.as_ref()));
+        let certificate =
+            secured.get_ref().1.peer_certificates().and_then(|chain| chain.first()).map(|certificate| Arc::from(certificate.as_ref()));
         self.serve_http2(secured, peer, certificate).await;
     }
 
-    async fn serve_http2<Io: AsyncRead + AsyncWrite + Unpin>(
-        self: Rc<Self>,
-        io: Io,
-        peer: Arc<str>,
-        certificate: Option<Arc<[u8]>>,
-    ) {
+    async fn serve_http2<Io: AsyncRead + AsyncWrite + Unpin>(self: Rc<Self>, io: Io, peer: Arc<str>, certificate: Option<Arc<[u8]>>) {
         let now = Instant::now();
         let meter = FrameMeter::new(self.limits.control_frames_max, self.limits.ping_interval_min, now);
-        let watch = Rc::new(Watch::new(
-            meter,
-            self.unread_in_all.clone(),
-            self.inbox.clone(),
-            self.stats.clone(),
-            now,
-        ));
+        let watch = Rc::new(Watch::new(meter, self.unread_in_all.clone(), self.inbox.clone(), self.stats.clone(), now));
         let handshake = connection::builder(&self.limits).handshake::<_, Bytes>(Watched::new(io, watch.clone()));
         let h2 = match tokio::time::timeout(self.limits.handshake_timeout, handshake).await {
             Ok(Ok(h2)) => h2,
@@ -434,9 +407,7 @@ impl Server {
 
     fn sweep(&self, connection: &Connection, now: Instant) {
         let (limits, stats, watch) = (&self.limits, &self.stats, &connection.watch);
-        let is_past = |since: Option<Instant>, allowed: Duration| {
-            since.is_some_and(|since| now.saturating_duration_since(since) > allowed)
-        };
+        let is_past = |since: Option<Instant>, allowed: Duration| since.is_some_and(|since| now.saturating_duration_since(since) > allowed);
         if is_past(connection.ending_since.get(), ENDING_MAX) {
             return connection.kill();
         }
@@ -530,10 +501,8 @@ fn run_inside(shared: Arc<Shared>, methods: Methods, listeners: Vec<Listener>) -
         connection_gone: Notify::new(),
     });
     LocalSet::new().block_on(&runtime, async move {
-        let mut accepting: Vec<AbortHandle> = listeners
-            .into_iter()
-            .map(|listener| spawn_local(server.clone().accept_from(listener)).abort_handle())
-            .collect();
+        let mut accepting: Vec<AbortHandle> =
+            listeners.into_iter().map(|listener| spawn_local(server.clone().accept_from(listener)).abort_handle()).collect();
         spawn_local(server.clone().sweep_always());
         let mut orders = Vec::new();
         loop {

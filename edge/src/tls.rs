@@ -22,9 +22,7 @@ pub fn server_config(
         ("optional", None) => Arc::new(NoClientAuth) as Arc<_>,
         ("optional" | "required", Some(authority)) => {
             let mut roots = RootCertStore::empty();
-            for certificate in
-                certificates(authority).map_err(|error| format!("the CA of the clients cannot be used: {error}"))?
-            {
+            for certificate in certificates(authority).map_err(|error| format!("the CA of the clients cannot be used: {error}"))? {
                 roots.add(certificate).map_err(|error| format!("the CA of the clients cannot be used: {error}"))?;
             }
             let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
@@ -47,7 +45,6 @@ pub fn server_config(
 }
 
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Vec<_> =
-        CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     if found.is_empty() { Err("there is no certificate in it".to_owned()) } else { Ok(found) }
 }
