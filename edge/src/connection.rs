@@ -743,10 +743,8 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
                 self.unfinished_bytes -= body.counted;
                 self.connection.unread_bodies.set(self.bodies.len());
             }
-            if is_rapid && !self.resets.take(now) && !self.is_ending {
-                self.server.stats.closed_resets.increment();
-                self.connection.end(Reason::ENHANCE_YOUR_CALM);
-                self.is_ending = true;
+            if is_rapid && !self.resets.take(now) {
+                self.connection.watch.meter.borrow_mut().is_abused_by_resets();
             }
         }
     }

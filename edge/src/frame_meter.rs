@@ -204,6 +204,10 @@ impl FrameMeter {
         self.abuse
     }
 
+    pub fn is_abused_by_resets(&mut self) {
+        self.abuse.get_or_insert(Abuse::RapidResets);
+    }
+
     /// Streams that the client has reset since the last call.
     pub fn take_resets(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.resets)
