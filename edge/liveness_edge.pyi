@@ -50,6 +50,7 @@ class Edge:
         waiting_calls_max: int = 10_000,
         waiting_bytes_max: int = 67_108_864,
         unfinished_bytes_max: int = 33_554_432,
+        unfinished_bytes_in_all_max: int = 536_870_912,
         unread_bytes_max: int = 67_108_864,
         unread_bytes_in_all_max: int = 536_870_912,
         stream_buffer_bytes: int = 262_144,
@@ -67,7 +68,7 @@ class Edge:
         connections_max: further ones are closed at once.
         streams_max: calls that are open on one connection.
         waiting_calls_max, waiting_bytes_max: what waits for `take`; above it, the edge reads no socket.
-        unfinished_bytes_max: parts of messages of one connection; above it, RESOURCE_EXHAUSTED.
+        unfinished_bytes_max, unfinished_bytes_in_all_max: parts of messages of one connection, and of all; above it, RESOURCE_EXHAUSTED.
         unread_bytes_max: answers that one client has not read; above it, its connection is closed.
         unread_bytes_in_all_max: of all clients; above it, the connection with the most is closed.
         stream_buffer_bytes: what one streaming call may have under way in each direction, before it must wait.

@@ -662,15 +662,15 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
                 body.since = now;
             }
             self.count_unfinished(&mut body);
-            if self.unfinished_bytes > self.server.limits.unfinished_bytes_max {
-                self.unfinished_bytes -= body.counted;
-                let refused = Progress::Refused(Code::ResourceExhausted, "too much of this connection's requests is unfinished".to_owned());
+            if self.holds_too_much() {
+                self.forget_unfinished(body.counted);
+                let refused = Progress::Refused(Code::ResourceExhausted, "too many bytes of requests are unfinished".to_owned());
                 self.body_ended(stream, body.of, refused, now);
             } else {
                 self.bodies.insert(stream, body);
             }
         } else if let Some(body) = self.bodies.remove(&stream) {
-            self.unfinished_bytes -= body.counted;
+            self.forget_unfinished(body.counted);
             // The stream's handle goes first: the answer to a request that is not over tells its client to stop.
             let Body { recv, of, .. } = body;
             drop(recv);
@@ -685,15 +685,27 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
             _ => 0,
         };
         let counted = body.reader.partial_bytes() + held;
-        self.unfinished_bytes = self.unfinished_bytes - body.counted + counted;
+        self.forget_unfinished(body.counted);
+        self.unfinished_bytes += counted;
+        self.server.unfinished_in_all.set(self.server.unfinished_in_all.get() + counted);
         body.counted = counted;
+    }
+
+    fn forget_unfinished(&mut self, bytes: usize) {
+        self.unfinished_bytes = self.unfinished_bytes.saturating_sub(bytes);
+        self.server.unfinished_in_all.set(self.server.unfinished_in_all.get().saturating_sub(bytes));
+    }
+
+    fn holds_too_much(&self) -> bool {
+        self.unfinished_bytes > self.server.limits.unfinished_bytes_max
+            || self.server.unfinished_in_all.get() > self.server.limits.unfinished_bytes_in_all_max
     }
 
     fn drop_ended_bodies(&mut self) {
         let ended = std::mem::take(&mut *self.connection.ended.borrow_mut());
         for stream in ended {
             if let Some(body) = self.bodies.remove(&stream) {
-                self.unfinished_bytes -= body.counted;
+                self.forget_unfinished(body.counted);
             }
         }
         self.connection.unread_bodies.set(self.bodies.len());
@@ -714,7 +726,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
             .collect();
         for stream in slow {
             if let Some(body) = self.bodies.remove(&stream) {
-                self.unfinished_bytes -= body.counted;
+                self.forget_unfinished(body.counted);
                 let refused = Progress::Refused(Code::DeadlineExceeded, "the request did not arrive in time".to_owned());
                 self.body_ended(stream, body.of, refused, now);
             }
@@ -740,7 +752,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Session<Io> {
                 }
             };
             if let Some(body) = self.bodies.remove(&stream) {
-                self.unfinished_bytes -= body.counted;
+                self.forget_unfinished(body.counted);
                 self.connection.unread_bodies.set(self.bodies.len());
             }
             if is_rapid && !self.resets.take(now) {
@@ -767,6 +779,7 @@ impl<Io> Drop for Session<Io> {
             }
         }
         self.server.inbox.publish(&mut self.events);
+        self.server.unfinished_in_all.set(self.server.unfinished_in_all.get().saturating_sub(self.unfinished_bytes));
         self.server.connection_ended(self.connection.number);
     }
 }

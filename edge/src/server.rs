@@ -122,6 +122,7 @@ pub struct Server {
     next_connection: Cell<u64>,
     sockets: Cell<usize>,
     unread_in_all: Rc<Cell<usize>>,
+    pub unfinished_in_all: Cell<usize>,
     is_draining: Cell<bool>,
     connection_gone: Notify,
 }
@@ -497,6 +498,7 @@ fn run_inside(shared: Arc<Shared>, methods: Methods, listeners: Vec<Listener>) -
         next_connection: Cell::new(1),
         sockets: Cell::new(0),
         unread_in_all: Rc::default(),
+        unfinished_in_all: Cell::new(0),
         is_draining: Cell::new(false),
         connection_gone: Notify::new(),
     });

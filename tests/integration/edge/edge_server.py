@@ -40,7 +40,7 @@ class EdgeServer:
             streaming=[(path, MESSAGE_BYTES_MAX) for path in STREAMING],
             prefixes=[("/later.", 100)],
         )
-        asyncio.get_running_loop().add_reader(self.edge.fileno(), self._take)
+        asyncio.get_running_loop().add_reader(self.edge.fileno(), self.take)
 
     def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self.edge.fileno())
@@ -56,7 +56,7 @@ class EdgeServer:
     def count(self, name: str) -> int:
         return int(self.edge.stats()[name])
 
-    def _take(self) -> None:
+    def take(self) -> None:
         echoes = []
         for event in self.edge.take():
             kind, call = event[:2]

@@ -160,9 +160,10 @@ async def test_a_message_that_does_not_end_is_refused(path: str) -> None:
         assert (await raw.find(DATA)) is not None
 
 
-async def test_too_much_that_is_unfinished_is_refused() -> None:
+@pytest.mark.parametrize("limit", ["unfinished_bytes_max", "unfinished_bytes_in_all_max"])
+async def test_too_much_that_is_unfinished_is_refused(limit: str) -> None:
     async with (
-        running_edge(unfinished_bytes_max=100_000) as server,
+        running_edge(**{limit: 100_000}) as server,
         await RawConnection.open(server.port) as raw,
     ):
         assert (await raw.find(WINDOW_UPDATE)) is not None  # from now on there is room for so much
@@ -266,18 +267,16 @@ async def test_while_python_is_behind_nothing_is_read() -> None:
     loop = asyncio.get_running_loop()
     loop.remove_reader(server.edge.fileno())
     async with await RawConnection.open(server.port) as raw, await RawConnection.open(server.port) as other:
-        for start in range(0, 2_000, 100):
-            raw.send(
-                b"".join(
-                    call(2 * number + 1, "/t.T/Echo", b"x" * 10_000) for number in range(start, start + 100)
-                )
-            )
+        assert (await raw.find(WINDOW_UPDATE)) is not None
+        for start in range(0, 700, 50):
+            numbers = range(start, start + 50)
+            raw.send(b"".join(call(2 * number + 1, "/t.T/Echo", b"x" * 10_000) for number in numbers))
         await server.until(lambda: server.count("calls") >= 50)
         other.send(call(1, "/t.T/Echo", b"x"))
-        await asyncio.sleep(0.2)  # long enough for an edge that goes on reading
-        assert server.count("calls") < 800
-        loop.add_reader(server.edge.fileno(), server._take)
-        await server.until(lambda: server.count("calls") >= 900)
+        await asyncio.sleep(0.3)  # long enough for an edge that goes on reading
+        assert server.count("calls") < 500
+        loop.add_reader(server.edge.fileno(), server.take)
+        await server.until(lambda: server.count("calls") == 701)
         assert (await other.find(DATA)) is not None
     server.stop()
 

@@ -18,7 +18,17 @@ from tests.integration.edge.edge_server import (
     liveness_edge,
     running_edge,
 )
-from tests.integration.edge.raw_http2 import END_STREAM, HEADERS, RawConnection, call
+from tests.integration.edge.raw_http2 import (
+    ACK,
+    DATA,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    RawConnection,
+    call,
+    frame,
+)
 
 
 async def fails(awaited: Any) -> grpc.aio.AioRpcError:
@@ -277,6 +287,26 @@ async def test_calls_that_were_read_are_answered_while_the_edge_drains(server: E
         assert await waiting == b"answer"
         await server.until(lambda: server.count("connections_open") == 0)
         await asyncio.gather(late, return_exceptions=True)
+
+
+async def test_the_last_goaway_names_the_last_call_that_was_read(server: EdgeServer) -> None:
+    async with await RawConnection.open(server.port) as raw:
+        raw.send(call(1, "/t.T/Hold", b"") + call(3, "/t.T/Hold", b""))
+        ids = [(await server.event(liveness_edge.CALL))[1] for _ in range(2)]
+        server.edge.drain()
+        warning, ping = await raw.find(GOAWAY), await raw.find(PING)
+        assert warning is not None
+        assert ping is not None
+        assert warning.last_stream == 2**31 - 1
+        raw.send(call(5, "/t.T/Hold", b"") + frame(PING, ACK, payload=ping.payload))
+        ids.append((await server.event(liveness_edge.CALL))[1])
+        last = await raw.find(GOAWAY)
+        assert last is not None
+        assert last.last_stream == 5
+        server.edge.answer([(id, b"answer") for id in ids])
+        for _ in ids:
+            assert (await raw.find(DATA)) is not None
+        assert await raw.closed() is None
 
 
 async def test_close_lets_large_answers_out_and_ends_the_rest() -> None:
