@@ -181,6 +181,7 @@ def series_message(found: SeriesWithPoints) -> pb.MetricSeries:
                 value=point.last if is_counter else point.average,
                 min=point.low,
                 max=point.high,
+                last_sample_time=timestamp(point.last_wall_ms) if is_counter else None,
             )
             for point in found.points
         ],

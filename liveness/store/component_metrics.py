@@ -95,6 +95,8 @@ class Point(NamedTuple):
     low: float
     high: float
     samples: int
+    last_wall_ms: int
+    """The time of the last one."""
 
 
 # -- storing
@@ -288,9 +290,9 @@ def read_points(connection: Connection, series_ids: Collection[int], steps: Step
     """Read the samples of each series, merged to a point per step, oldest first."""
     query = _points_query(series_ids, steps)
     found: dict[int, list[Point]] = {series_id: [] for series_id in series_ids}
-    for series_id, step, total, count, low, high, last in connection.execute(query):
+    for series_id, step, total, count, low, high, last_wall_ms, last in connection.execute(query):
         wall_ms = steps.start_wall_ms + int(step) * steps.step_ms
-        found[series_id].append(Point(wall_ms, total / count, last, low, high, int(count)))
+        found[series_id].append(Point(wall_ms, total / count, last, low, high, int(count), int(last_wall_ms)))
     return found
 
 
@@ -313,7 +315,7 @@ def _points_query(series_ids: Collection[int], steps: Steps) -> Select[Any]:
         .subquery()
     )
     is_last = and_(samples.series_id == merged.c.series_id, samples.wall_ms == merged.c.last_wall_ms)
-    names = ("series_id", "step", "total", "samples", "low", "high")
+    names = ("series_id", "step", "total", "samples", "low", "high", "last_wall_ms")
     return (
         select(*(merged.c[name] for name in names), samples.value)
         .join_from(merged, metric_samples, is_last)

@@ -270,6 +270,7 @@ class MetricSeries(_message.Message):
         VALUE_FIELD_NUMBER: _builtins.int
         MIN_FIELD_NUMBER: _builtins.int
         MAX_FIELD_NUMBER: _builtins.int
+        LAST_SAMPLE_TIME_FIELD_NUMBER: _builtins.int
         value: _builtins.float
         """The average of the step's samples; of a counter, the last one."""
         min: _builtins.float
@@ -278,6 +279,10 @@ class MetricSeries(_message.Message):
         def time(self) -> _timestamp_pb2.Timestamp:
             """The beginning of the step."""
 
+        @_builtins.property
+        def last_sample_time(self) -> _timestamp_pb2.Timestamp:
+            """Of a counter: the time of the last sample, from which to tell how fast it rises."""
+
         def __init__(
             self,
             *,
@@ -285,10 +290,11 @@ class MetricSeries(_message.Message):
             value: _builtins.float = ...,
             min: _builtins.float = ...,
             max: _builtins.float = ...,
+            last_sample_time: _timestamp_pb2.Timestamp | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["last_sample_time", b"last_sample_time", "time", b"time"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["max", b"max", "min", b"min", "time", b"time", "value", b"value"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["last_sample_time", b"last_sample_time", "max", b"max", "min", b"min", "time", b"time", "value", b"value"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -113,7 +113,7 @@ class NotOurs(PgaiError):
 
 class RecentWorkers(PgaiError):
     template = (
-        "{count} workers have sent heartbeats within three of their intervals; stop them first, or remove their rows and "
+        "{count} of the workers sent heartbeats within three of their intervals; stop them first, or remove their rows and "
         "functions all the same with --force."
     )
 

@@ -381,8 +381,11 @@ async def test_points_equal_those_that_a_brute_force_computes(
     assert len(points) <= 300 or step is not None
     for point, of_step in zip(points, expected.values(), strict=True):
         assert (point.min, point.max) == (min(of_step), max(of_step))
+        assert point.HasField("last_sample_time") == is_counter
         if is_counter:
             assert point.value == of_step[-1]
+            last_ago_ms = now_ms - point.last_sample_time.ToMilliseconds()
+            assert given_samples[last_ago_ms // 1_000] == point.value
         else:
             scale = max(map(abs, of_step))
             assert point.value == pytest.approx(sum(of_step) / len(of_step), rel=1e-9, abs=1e-12 * scale)

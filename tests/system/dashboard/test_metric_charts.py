@@ -22,6 +22,17 @@ COLUMNS_WITH_LINE = """canvas => {
 }"""
 
 
+# The share of a chart's rows of pixels over which its first line stretches.
+ROWS_WITH_LINE = """canvas => {
+  const [red, green, blue] = [0x0f, 0x76, 0x6e];
+  const { data, width, height } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  const near = (at) => Math.abs(data[at] - red) + Math.abs(data[at + 1] - green) + Math.abs(data[at + 2] - blue) < 90 && data[at + 3] > 100;
+  const rows = [];
+  for (let at = 0; at < width * height; at += 1) if (near(4 * at)) rows.push(Math.floor(at / width));
+  return (Math.max(...rows) - Math.min(...rows)) / height;
+}"""
+
+
 def report(api: ApiClient, key: str, minutes: int) -> None:
     now = time.time()
     samples = []
@@ -68,6 +79,24 @@ async def test_reported_metrics_are_charts_on_the_page_of_the_worker(screen: Scr
     await expect(section).to_have_count(0)
     await screen.open_worker("w")
     await expect(depth).to_be_visible()
+
+
+async def test_a_steady_counter_is_a_straight_line_whatever_the_steps(screen: Screen, api: ApiClient) -> None:
+    """Its samples are 17 s apart, and the steps of the chart 20 s or 5 s long."""
+    api.beat("w", lease_duration="60s")
+    now = time.time()
+    samples = [
+        {"name": "rows_total", "value": 1e6 - 50 * ago, "type": "COUNTER", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now - ago))}
+        for ago in range(50 * 60, 0, -17)
+    ]  # fmt: skip
+    api.post("metrics", {"worker_instance_key": "w", "samples": samples})
+    await screen.open_worker("w")
+    figure = screen.page.get_by_role("region", name="Reported metrics").locator("figure")
+    for name in ("1 h", "15 min"):
+        await screen.page.get_by_role("button", name=name).click()
+        await expect(figure.get_by_role("button").locator("b")).to_have_text("50")
+        heights = await figure.locator("canvas").evaluate(ROWS_WITH_LINE)
+        assert heights < 0.1, "all of the line is at one height"
 
 
 async def test_a_component_page_has_the_charts_too(screen: Screen, api: ApiClient) -> None:

@@ -84,7 +84,8 @@ function metricsOf(series, stepMs) {
 
 /** Of a gauge its values; of a counter how fast it rises. A total that is lower than before has started anew. */
 function pointsOf(series) {
-  const points = series.points.map((point) => ({ time: parseTime(point.time), value: point.value }));
+  // A step begins before its samples: the rise between two samples belongs to the time between them, not between their steps.
+  const points = series.points.map((point) => ({ time: parseTime(point.last_sample_time ?? point.time), value: point.value }));
   if (series.type !== 'METRIC_TYPE_COUNTER') return points;
   return points.slice(1).map(({ time, value }, at) => {
     const before = points[at];

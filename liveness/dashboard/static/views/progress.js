@@ -53,9 +53,9 @@ function Row({ ns, unit, refresh }) {
     <td data-label="successes" class="num">${count(unit.successes)}</td>
     <td data-label="last minute" class="num">${count(unit.successes_per_minute)}</td>
     <td data-label="last hour" class="num">${count(unit.successes_per_hour)}</td>
-    <td data-label="last success">${unit.last_success_time && html`<${Time} ms=${parseTime(unit.last_success_time)} ago /> by <${WorkerLink} ns=${ns} name=${unit.last_success_worker} />`}</td>
+    <td data-label="last success" class="whole">${unit.last_success_time && html`<${Time} ms=${parseTime(unit.last_success_time)} ago /> by <${WorkerLink} ns=${ns} name=${unit.last_success_worker} />`}</td>
     <td data-label="errors" class="num">${count(unit.errors)}</td>
-    <td data-label="last error">${unit.last_error_time && html`<${Time} ms=${parseTime(unit.last_error_time)} ago /> <${Name} plain>${unit.last_error}<//>`}</td>
+    <td data-label="last error" class="whole">${unit.last_error_time && html`<${Time} ms=${parseTime(unit.last_error_time)} ago /> <${Name} plain>${unit.last_error}<//>`}</td>
     <td class="right"><span class="buttons">
       ${may('operator', ns) && html`<button type="button" class="button small danger" onClick=${() => forgetUnit(ns, unit, refresh)}>Forget</button>`}
     </span></td>

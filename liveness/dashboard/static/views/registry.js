@@ -87,13 +87,13 @@ function Row({ ns, entry }) {
   return html`<tr>
     <td><a class="link" href=${workerHref(ns, entry.worker_instance_key)} title=${entry.worker_instance_key}><${Name}>${entry.name}<//></a></td>
     <td data-label="kind"><${Name} plain>${entry.kind}<//></td>
-    <td data-label="status"><${Badge} word=${entry.status} />${late && html` <${Badge} word="stale" title="Not heard of for two expected intervals" />`}</td>
+    <td data-label="status" class="whole"><${Badge} word=${entry.status} />${late && html` <${Badge} word="stale" title="Not heard of for two expected intervals" />`}</td>
     <td data-label="capacity" class="num">${entry.capacity === undefined || entry.capacity === null ? html`<span class="mute">–</span>` : count(entry.capacity)}</td>
     <td data-label="heard of"><${Time} ms=${parseTime(entry.last_seen_time)} ago /></td>
     <td data-label="process"><${Name} plain>${processOf(entry)}<//></td>
-    <td data-label="replicas"><${Replicas} replicas=${entry.replicas} /></td>
-    <td data-label="where"><${Name} plain>${entry.uri}<//></td>
-    <td data-label="labels"><${Name} plain>${Object.entries(entry.labels).sort().map(([name, value]) => `${name}=${value}`).join(' ')}<//></td>
+    <td data-label="replicas" class="whole"><${Replicas} replicas=${entry.replicas} /></td>
+    <td data-label="where" class="whole"><${Name} plain>${entry.uri}<//></td>
+    <td data-label="labels" class="whole"><${Name} plain>${Object.entries(entry.labels).sort().map(([name, value]) => `${name}=${value}`).join(' ')}<//></td>
   </tr>`;
 }
 

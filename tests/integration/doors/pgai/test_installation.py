@@ -159,7 +159,7 @@ async def test_uninstall_waits_for_workers_that_are_there(dsn: str) -> None:
     await install(dsn)
     await run(dsn, "SELECT ai._worker_start('1', '5 minutes')")
     before = await everything(dsn)
-    with pytest.raises(RecentWorkers, match="1 workers have sent heartbeats"):
+    with pytest.raises(RecentWorkers, match="1 of the workers sent heartbeats"):
         await uninstall(dsn)
     assert await everything(dsn) == before
     await run(dsn, "UPDATE ai.vectorizer_worker_process SET last_heartbeat = now() - interval '1 hour'")
