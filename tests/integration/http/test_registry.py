@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from liveness.domain.keys import shard_of
@@ -81,3 +82,41 @@ async def test_numbers_are_given_across_nodes(http_harnesses: tuple[HttpHarness,
     assert found == ["n", "n-2", "n-3", "n-4", "n-5", "n-6"]
     mine = owned(first.harness)
     assert {shard_of("orders", f"broker:{name}", SHARDS) in mine for name in found} == {True, False}
+
+
+async def test_of_many_that_register_one_name_at_once_one_has_it_and_each_counts_once(
+    http_harnesses: tuple[HttpHarness, HttpHarness],
+) -> None:
+    """Half of them speak to the one node, half to the other, and all repeat what they say."""
+    first, second = (http_harness.client for http_harness in http_harnesses)
+    for http_harness in http_harnesses:
+        http_harness.harness.lift_rate_limits()
+    sessions = [f"s{number}" for number in range(10)]
+
+    async def all_at_once(verb: str, **fields: Any) -> list[str]:
+        """Returns the sessions that have the name."""
+        calls = [
+            (
+                (first, second)[number % 2],
+                {"worker_instance_key": "broker:n", "session_id": session, **fields},
+            )
+            for number, session in enumerate(sessions)
+        ]
+        answers = await asyncio.gather(
+            *(client.post(f"{PATH}/{verb}", body) for client, body in calls for _ in range(2))
+        )
+        return [
+            body["session_id"]
+            for (_, body), answer in zip(((*call,) for call in calls for _ in range(2)), answers, strict=True)
+            if not answer["is_replica"]
+        ]
+
+    owner, also = await all_at_once("register")
+    assert owner == also
+    assert await all_at_once("heartbeat", sequence=1, successes=5) == [owner, owner]
+    await first.post(f"{PATH}/deregister", {"worker_instance_key": "broker:n", "session_id": owner})
+    sessions.remove(owner)
+    (next_owner,) = set(await all_at_once("heartbeat", sequence=1, successes=5))
+    assert next_owner != owner
+    entry = (await second.get(f"{PATH}/broker:n"))["entry"]
+    assert (entry["successes"], len(entry["replicas"])) == ("10", 8)
