@@ -46,6 +46,8 @@ LASTING_CODES = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 GOODBYE_SECONDS = 3.0
+LAST_HEARTBEATS = 5
+"""How often what was counted is sent before the goodbye, if it gets no answer."""
 REGISTER_AGAIN = frozenset({"REGISTRY_ENTRY_NOT_FOUND", "SESSION_SUPERSEDED", "SESSION_NOT_CURRENT"})
 
 OnReplica = Literal["show", "refuse", "number"]
@@ -117,6 +119,7 @@ class Registration:
         self._last_failure: RpcFailure | None = None
         self._is_stopping = False
         self._reason = ""
+        self._last_heartbeats_left = LAST_HEARTBEATS
         self._stopped = Event()
         self.is_replica = False
         """Whether another process has the name. It is tried again with every heartbeat."""
@@ -247,14 +250,17 @@ class Registration:
                 connection, lambda endpoint: endpoint.registry.Register, self._request, self._registered
             )
         else:
-            if self._sent is None:
-                self._sequence += 1
-                self._sent = pb.HeartbeatRequest()
-                self._sent.CopyFrom(self._beat)
-                self._sent.sequence = self._sequence
-                self._beat.successes = self._beat.errors = 0
-                self._beat.last_error = ""
-            self._call(connection, lambda endpoint: endpoint.registry.Heartbeat, self._sent, self._heard)
+            self._send_heartbeat(connection)
+
+    def _send_heartbeat(self, connection: Connection) -> None:
+        if self._sent is None:
+            self._sequence += 1
+            self._sent = pb.HeartbeatRequest()
+            self._sent.CopyFrom(self._beat)
+            self._sent.sequence = self._sequence
+            self._beat.successes = self._beat.errors = 0
+            self._beat.last_error = ""
+        self._call(connection, lambda endpoint: endpoint.registry.Heartbeat, self._sent, self._heard)
 
     def _call(
         self,
@@ -310,6 +316,15 @@ class Registration:
 
     def _failed(self, connection: Connection, failure: RpcFailure) -> None:
         self._last_failure = failure
+        if self._is_stopping:
+            if not self._is_registered or not failure.is_retryable:
+                self._deregister(connection)
+                return
+            self._timer = connection.scheduler.call_at(
+                connection.scheduler.now_ms() + max(failure.retry_after_ms, BACKOFF_MS[0]),
+                lambda: self._leave(connection),
+            )
+            return
         if failure.reason in REGISTER_AGAIN and self._is_registered:
             self._is_registered = False
             self._should_register = True
@@ -331,7 +346,7 @@ class Registration:
 
     def _schedule(self, connection: Connection, wait_ms: int) -> None:
         if self._is_stopping:
-            self._deregister(connection)
+            self._leave(connection)
             return
         scheduler = connection.scheduler
         self._timer = scheduler.call_at(scheduler.now_ms() + wait_ms, lambda: self._next(connection))
@@ -346,7 +361,18 @@ class Registration:
         self._is_stopping = True
         # A heartbeat that arrives after the goodbye would bring the component back.
         if not self._is_calling:
-            self._deregister(connection)
+            self._leave(connection)
+
+    def _leave(self, connection: Connection) -> None:
+        """Say goodbye, after what was counted since the last heartbeat. That of a replica is not added."""
+        beat = self._beat
+        has_counted = self._sent is not None or beat.successes or beat.errors or beat.last_error
+        if has_counted and self._is_registered and not self.is_replica and self._last_heartbeats_left:
+            self._last_heartbeats_left -= 1
+            self._is_calling = True
+            self._send_heartbeat(connection)
+            return
+        self._deregister(connection)
 
     def _deregister(self, connection: Connection) -> None:
         if not self._is_registered:

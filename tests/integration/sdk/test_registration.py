@@ -105,6 +105,21 @@ def test_status_counters_and_facts_reach_the_server(
         assert until(read, lambda entry: entry.status == "draining").capacity == 0
 
 
+def test_what_was_counted_just_before_the_end_is_added(
+    local: LocalServer, read: Callable[..., RegistryEntry]
+) -> None:
+    with registration(local, expected_interval=15) as component:
+        component.count(successes=2)
+        component.count(errors=1, last_error="disk is full")
+    entry = read()
+    assert (entry.status, entry.successes, entry.errors, entry.last_error) == (
+        "offline",
+        2,
+        1,
+        "disk is full",
+    )
+
+
 def test_a_component_that_was_forgotten_or_dismissed_comes_back(
     local: LocalServer, channel: grpc.Channel, read: Callable[..., RegistryEntry]
 ) -> None:
