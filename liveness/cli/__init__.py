@@ -40,7 +40,9 @@ COMMANDS = {
     "registry": CommandEntry("registry", "List registered components: worker pools, servers, brokers."),
     "progress": CommandEntry("progress", "Show how far units of work are, and forget units."),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
-    "queues": CommandEntry("queues", "Show what waits in task queues, and who polls them."),
+    "queues": CommandEntry(
+        "queues", "Show what waits in task queues, who polls them, and how fast they move."
+    ),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "incidents": CommandEntry("incidents", "Show workers that died together, and their likely common cause."),
     "tune": CommandEntry("tune", "Replay a namespace's history with other leases and settings."),

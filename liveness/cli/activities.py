@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.cli.activity_output import activity_fields, activity_name, activity_row, attempt_row, state_name
 from liveness.cli.client import (
+    LIST_ALL_NAMESPACES,
     Client,
     Milliseconds,
     Moment,
@@ -144,7 +145,7 @@ def _call_with_hint(
 @click.option("--type", "kind", default="", metavar="NAME", help="Only activities of this type.")
 @click.option("--id-prefix", default="", metavar="TEXT", help="Only those whose workflow id begins with it.")
 @limit_option
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(
     client: Client,
     *,

@@ -45,6 +45,7 @@ Item = TypeVar("Item", bound=Message)
 
 PAGE_MAX = 1_000
 ALL_NAMESPACES = "all_namespaces"
+LIST_ALL_NAMESPACES = "List those of every namespace."
 
 CHANNEL_OPTIONS = (
     # A page of a thousand workers with all their fields exceeds the default of 4 MB.
@@ -338,11 +339,13 @@ class Moment(click.ParamType[Timestamp]):
 def client_command(
     *,
     namespace: bool = True,
-    all_namespaces: bool = False,
+    all_namespaces: str = "",
     timeout: str = "10s",
     timeout_help: str = "How long to wait for the server.",
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options that client commands share, and pass the command a connected `Client`. `all_namespaces`: for lists."""
+    """Add the options that client commands share, and pass the command a connected `Client`.
+
+    `all_namespaces`: the help text of --all-namespaces, for commands that have it."""
 
     namespaced = namespace
 
@@ -384,7 +387,9 @@ def client_command(
         if namespace:
             options.append(namespace_option)
         if all_namespaces:
-            options.append(all_namespaces_option)
+            options.append(
+                click.option("--all-namespaces", "-A", ALL_NAMESPACES, is_flag=True, help=all_namespaces)
+            )
         decorated: Callable[..., None] = run
         for option in options:
             decorated = option(decorated)
@@ -403,12 +408,6 @@ def check_utf8(*values: object) -> None:
                 value.encode()
             except UnicodeEncodeError as error:
                 raise UsageError(f"{value!r} is not UTF-8, which names and texts must be") from error
-
-
-def all_namespaces_option(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option(
-        "--all-namespaces", "-A", ALL_NAMESPACES, is_flag=True, help="List those of every namespace."
-    )(command)
 
 
 def limit_option(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from threading import Event as Waiting
 
 import click
 
-from liveness.cli.client import Client, ServerUnavailable, client_command, limit_option
+from liveness.cli.client import LIST_ALL_NAMESPACES, Client, ServerUnavailable, client_command, limit_option
 from liveness.cli.component_orders import (
     pause,
     reset,
@@ -98,7 +98,7 @@ for _command in (restart, stop, start, pause, resume, reset, scale):
     help="Only components of this status; may be repeated.",
 )
 @limit_option
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(client: Client, *, group: str, statuses: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List components, ordered by id, of one GROUP or of all.
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
+from liveness.cli.client import (
+    LIST_ALL_NAMESPACES,
+    Client,
+    client_command,
+    confirm,
+    confirm_option,
+    limit_option,
+)
 from liveness.cli.errors import UsageError
 from liveness.cli.output import (
     format_age,
@@ -44,7 +51,7 @@ def progress() -> None:
 @click.argument("prefix", default="")
 @click.option("--failing", is_flag=True, help="Only units whose last report was an error.")
 @limit_option
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(client: Client, *, prefix: str, failing: bool, limit: int, as_json: bool) -> None:
     """List units of work, ordered by name: all, or those that begin with PREFIX.
 

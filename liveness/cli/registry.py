@@ -9,7 +9,7 @@ from itertools import islice
 import click
 
 from liveness.cli import durations
-from liveness.cli.client import Client, Milliseconds, client_command, limit_option
+from liveness.cli.client import LIST_ALL_NAMESPACES, Client, Milliseconds, client_command, limit_option
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import (
     enum_name,
@@ -94,7 +94,7 @@ key_argument = click.argument("key", metavar="KIND:NAME", callback=_key)
 )
 @click.option("--stale", is_flag=True, help="Only those not heard of for two expected intervals, or offline.")
 @limit_option
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(
     client: Client,
     *,

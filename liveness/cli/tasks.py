@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import click
 
-from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
+from liveness.cli.client import (
+    LIST_ALL_NAMESPACES,
+    Client,
+    client_command,
+    confirm,
+    confirm_option,
+    limit_option,
+)
 from liveness.cli.errors import CommandError, escape_control
 from liveness.cli.output import enum_name, format_age, print_json_array, print_note, print_table
 from liveness.cli.shared_options import SharedOptionsGroup
@@ -55,7 +62,7 @@ def tasks() -> None:
     help="Only tasks in this state; may be repeated.  [default: pending, retrying, dead-lettered]",
 )
 @limit_option
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(client: Client, *, states: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List tasks, oldest first.
 

@@ -28,10 +28,9 @@ PIPED_WIDTH = 126
 @click.option(
     "--interval", type=Timeout(), default="2s", show_default=True, help="The time between two reads."
 )
-@click.option("--all-namespaces", "-A", is_flag=True, help="Show all namespaces together.")
 @click.option("--once", is_flag=True, help="Print one frame and exit, as without a terminal.")
-@client_command()
-def top(client: Client, *, interval: float, all_namespaces: bool, once: bool, as_json: bool) -> None:
+@client_command(all_namespaces="Show all namespaces together.")
+def top(client: Client, *, interval: float, once: bool, as_json: bool) -> None:
     """Show the fleet in a live view: workers, rates and alerts.
 
     Keys: q quits, / filters, s or the arrows sort, p pauses, ? shows the rest. The command reads only the workers that it
@@ -44,7 +43,7 @@ def top(client: Client, *, interval: float, all_namespaces: bool, once: bool, as
       liveness top --once | head -20
       liveness top --json | jq '.alerts[].message'
     """
-    namespace = "" if all_namespaces else client.namespace
+    namespace = "" if client.all_namespaces else client.namespace
     if as_json:
         print_json(to_json(client.call(client.admin.GetFleet, GetFleetRequest(namespace=namespace))))
         return

@@ -43,8 +43,7 @@ STYLES = {
 )
 @click.option("--from-beginning", is_flag=True, help="Begin with the oldest event that is kept.")
 @click.option("--resume", metavar="TOKEN", default="", help="Continue after a line of an earlier --json.")
-@click.option("--all-namespaces", "-A", is_flag=True, help="Events of all namespaces.")
-@client_command()
+@client_command(all_namespaces="Show events of all namespaces.")
 def watch(
     client: Client,
     *,
@@ -52,7 +51,6 @@ def watch(
     types: tuple[str, ...],
     from_beginning: bool,
     resume: str,
-    all_namespaces: bool,
     as_json: bool,
 ) -> None:
     """Show events as they happen.
@@ -73,18 +71,18 @@ def watch(
     """
     if resume and from_beginning:
         raise UsageError("--resume and --from-beginning contradict each other; give one of them")
-    if worker and all_namespaces:
+    if worker and client.all_namespaces:
         raise UsageError(
             "a worker belongs to one namespace: --worker cannot be combined with --all-namespaces"
         )
     _check_types(types)
     request = WatchEventsRequest(
-        namespace="" if all_namespaces else client.namespace,
+        namespace="" if client.all_namespaces else client.namespace,
         worker_instance_key=worker,
         resume_token=resume,
         from_beginning=from_beginning,
     )
-    show = JsonLines() if as_json else TextLines(all_namespaces)
+    show = JsonLines() if as_json else TextLines(client.all_namespaces)
     try:
         with exit_when_unread(_stdout_descriptor()):
             for answer in follow_events(client, request, print_note):

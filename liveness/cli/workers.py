@@ -6,7 +6,14 @@ from collections.abc import Mapping
 
 import click
 
-from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
+from liveness.cli.client import (
+    LIST_ALL_NAMESPACES,
+    Client,
+    client_command,
+    confirm,
+    confirm_option,
+    limit_option,
+)
 from liveness.cli.death_certificate import why
 from liveness.cli.durations import format_ms, from_ms, to_ms
 from liveness.cli.errors import UsageError, escape_control
@@ -103,7 +110,7 @@ for _command in (pause, resume, drain, release_storm, why):
     "--count", is_flag=True, help="Only print the number of workers in each state, and what they counted."
 )
 @limit_option
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int, as_json: bool) -> None:
     """List workers, ordered by key. A worker must meet all conditions.
 

@@ -45,7 +45,7 @@ TARGET_FIELDS = (
     "worker_instance_key", "filter", "all", "limit", "task_id", "id", "token_id", "principal", "grants", "lifetime",
     "set", "unset", "task_queue", "since", "events", "workflow_id", "run_id", "activity_id", "states", "build_id",
     "host_name", "key_prefix", "seconds", "nanos", "everywhere", "group", "action", "component_ids",
-    "count", "unit",
+    "count", "unit", "preview", "query", "activity_type", "workflow_id_prefix",
 )  # fmt: skip
 """The fields of requests that are recorded. A field that is not listed is left out, since it may hold a payload."""
 

@@ -324,7 +324,8 @@ async def test_a_backup_of_an_older_version_is_migrated(
             "metric_series",
         ):
             connection.execute(f"DROP TABLE {table}")
-        connection.execute("DROP INDEX tasks_dead")
+        for index in ("tasks_dead", "log_by_workflow"):
+            connection.execute(f"DROP INDEX {index}")
         connection.execute("UPDATE alembic_version SET version_num = '0002'")
         connection.execute("DELETE FROM meta WHERE name = 'oldest_writer'")
         connection.commit()

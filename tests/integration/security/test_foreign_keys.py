@@ -61,6 +61,7 @@ def requests(key: str) -> Iterator[tuple[str, Any]]:
     yield "ClaimActivity", activity_pb2.ClaimActivityRequest(**session, id=id, task_queue="q")
     yield "CompleteActivity", activity_pb2.CompleteActivityRequest(**attempt)
     yield "FailActivity", activity_pb2.FailActivityRequest(**attempt)
+    yield "RecordActivityHeartbeat", activity_pb2.RecordActivityHeartbeatRequest(**attempt)
     yield "ReleaseActivity", activity_pb2.ReleaseActivityRequest(**attempt)
     yield (
         "ReportMetrics",
