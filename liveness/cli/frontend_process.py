@@ -13,6 +13,7 @@ from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import SystemClock
 from liveness.config.frontend_settings import FrontendSettings
 from liveness.frontend.app import Frontend
+from liveness.server.listener_choice import log_missing_edge
 from liveness.telemetry.logs import configure_logging
 
 logger = structlog.get_logger("liveness.frontend")
@@ -53,6 +54,7 @@ async def serve(settings: FrontendSettings, on_ready: Callable[[str, str], None]
     if registration is not None:
         registration.start()
     logger.info("serving", address=frontend.address, http=url)
+    log_missing_edge(settings.listener, frontend.listener)
     if on_ready is not None:
         on_ready(frontend.address, url)
     await stop.wait()

@@ -34,6 +34,7 @@ from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
 from liveness.http.listen_address import loopback_address
+from liveness.server.listener_choice import log_missing_edge
 from liveness.telemetry.logs import configure_logging
 
 logger = structlog.get_logger("liveness.app")
@@ -119,6 +120,7 @@ async def serve(
         http=url,
         shards=settings.shards,
     )
+    log_missing_edge(settings.listener, server.listener)
     if on_ready is not None:
         on_ready(server.address, url)
     stopping = asyncio.create_task(stop.wait())

@@ -37,9 +37,13 @@ def choose_listener(setting: str) -> ListenerChoice:
         return ListenerChoice(LISTENER_EDGE, EdgeServer)
     if setting == LISTENER_EDGE:
         raise EdgeMissing
-    if setting == LISTENER_AUTO:
-        logger.info("the native edge is not installed; gRPC's own server in Python takes calls in")
     return ListenerChoice(LISTENER_PYTHON, grpc.aio.server)
+
+
+def log_missing_edge(setting: str, name: str) -> None:
+    """Say it once, when the server serves: what ends a start says one sentence alone."""
+    if setting == LISTENER_AUTO and name == LISTENER_PYTHON:
+        logger.info("the native edge is not installed; gRPC's own server in Python takes calls in")
 
 
 def add_port(server: Any, address: str, tls: ListenerTls | None) -> int:
