@@ -38,7 +38,7 @@ COMMANDS = {
     "components": CommandEntry("components", "List, restart, stop, pause and scale supervised processes."),
     "metrics": CommandEntry("metrics", "Report and query numbers that components report about themselves."),
     "registry": CommandEntry("registry", "List registered components: worker pools, servers, brokers."),
-    "progress": CommandEntry("progress", "Show how far units of work are, and forget units."),
+    "progress": CommandEntry("progress", "Show how far units of work are, report about them, and forget units."),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "queues": CommandEntry(
         "queues", "Show what waits in task queues, who polls them, and how fast they move."

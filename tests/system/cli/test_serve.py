@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from liveness.cli import COMMANDS, main
+from liveness.cli import main
 from liveness.cli.serve import banner
 from liveness.config.settings import SETTING_TYPES, Settings
 from tests.system.cli.server_processes import (
@@ -149,14 +149,6 @@ def test_every_command_and_option_is_explained(path: tuple[str, ...], command: c
     for parameter in command.params:
         assert isinstance(parameter, click.Argument) or getattr(parameter, "help", None), parameter.name
         assert parameter.envvar is None
-
-
-def test_the_list_shows_each_commands_own_summary() -> None:
-    context = click.Context(main)
-    for name, entry in COMMANDS.items():
-        command = main.get_command(context, name)
-        assert command is not None
-        assert command.get_short_help_str(limit=200) == entry.help
 
 
 def test_flags_of_serve_are_settings() -> None:
