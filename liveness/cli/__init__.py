@@ -38,14 +38,16 @@ COMMANDS = {
     "components": CommandEntry("components", "List, restart, stop, pause and scale supervised processes."),
     "metrics": CommandEntry("metrics", "Report and query numbers that components report about themselves."),
     "registry": CommandEntry("registry", "List registered components: worker pools, servers, brokers."),
-    "progress": CommandEntry("progress", "Show how far units of work are, report about them, and forget units."),
+    "progress": CommandEntry(
+        "progress", "Show how far units of work are, report about them, and forget units."
+    ),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "queues": CommandEntry(
         "queues", "Show what waits in task queues, who polls them, and how fast they move."
     ),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
-    "incidents": CommandEntry("incidents", "Show workers that died together, and their likely common cause."),
-    "tune": CommandEntry("tune", "Replay a namespace's history with other leases and settings."),
+    "incidents": CommandEntry("incidents", "Show workers that died together, and what they have in common."),
+    "tune": CommandEntry("tune", "Replay the history of NAMESPACE with other settings, and recommend one."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),
     "cluster": CommandEntry("cluster", "Create the certificates that nodes and frontends show each other."),
     "relay": CommandEntry("relay", "Show the state of the message relay, and replay messages."),
