@@ -10,10 +10,10 @@ import structlog
 
 from liveness.cli.descriptor_limit import raise_descriptor_limit
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
+from liveness.cli.missing_edge import log_missing_edge
 from liveness.clock import SystemClock
 from liveness.config.frontend_settings import FrontendSettings
 from liveness.frontend.app import Frontend
-from liveness.server.listener_choice import log_missing_edge
 from liveness.telemetry.logs import configure_logging
 
 logger = structlog.get_logger("liveness.frontend")

@@ -31,10 +31,10 @@ from liveness.cli.door_process import (
     start_own_followers,
 )
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
+from liveness.cli.missing_edge import log_missing_edge
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
 from liveness.http.listen_address import loopback_address
-from liveness.server.listener_choice import log_missing_edge
 from liveness.telemetry.logs import configure_logging
 
 logger = structlog.get_logger("liveness.app")

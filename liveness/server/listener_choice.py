@@ -6,16 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
-import structlog
 
-from liveness.config.settings import LISTENER_AUTO, LISTENER_EDGE, LISTENER_PYTHON
+from liveness.config.settings import LISTENER_EDGE, LISTENER_PYTHON
 from liveness.server.edge_listener import EdgeServer, edge_is_installed
 from liveness.store.errors import StoreUnusable
 
 if TYPE_CHECKING:
     from liveness.security.listener_tls import ListenerTls  # slow to load, and not needed without TLS
-
-logger = structlog.get_logger("liveness.app")
 
 
 class EdgeMissing(StoreUnusable):
@@ -38,12 +35,6 @@ def choose_listener(setting: str) -> ListenerChoice:
     if setting == LISTENER_EDGE:
         raise EdgeMissing
     return ListenerChoice(LISTENER_PYTHON, grpc.aio.server)
-
-
-def log_missing_edge(setting: str, name: str) -> None:
-    """Say it once, when the server serves: what ends a start says one sentence alone."""
-    if setting == LISTENER_AUTO and name == LISTENER_PYTHON:
-        logger.info("the native edge is not installed; gRPC's own server in Python takes calls in")
 
 
 def add_port(server: Any, address: str, tls: ListenerTls | None) -> int:
