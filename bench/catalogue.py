@@ -18,6 +18,7 @@ from bench.rows import (
     latency,
     lateness,
     mass_expiry,
+    native_edge,
     registered_components,
     supervision,
     temporal_bridge,
@@ -39,6 +40,7 @@ class Family:
 
 FAMILIES = (
     Family("no-op", against_noop.NAMES, against_noop.measure),
+    Family("edge", native_edge.NAMES, native_edge.measure),
     Family("activities", with_activities.NAMES, with_activities.measure),
     Family("authentication", with_authentication.NAMES, with_authentication.measure),
     Family("latency", latency.NAMES, latency.measure),

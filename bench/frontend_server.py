@@ -1,4 +1,4 @@
-"""A frontend as `liveness frontend --db` starts it, or one without coalescing; the difference is the gain by coalescing."""
+"""A frontend as `liveness frontend` starts it, or one without coalescing; the difference is the gain by coalescing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,15 @@ class WithoutCoalescing:
         return await self._forwarder.send(UNARY_PATH, request, owner, item_metadata([principal]), timeout_s)
 
 
-async def main(listen, db, how):
+async def main(listen, where, how):
+    """`where`: the URL of the database, or nodes=HOST:PORT. `how`: coalescing or alone, with the listener in Python, or edge."""
     configure_logging("error", "json")
-    frontend = Frontend(FrontendSettings(db=db, listen=listen))
+    listener = "edge" if how == "edge" else "python"
+    if where.startswith("nodes="):
+        nodes = (where.removeprefix("nodes="),)
+        frontend = Frontend(FrontendSettings(nodes=nodes, listen=listen, listener=listener))
+    else:
+        frontend = Frontend(FrontendSettings(db=where, listen=listen, listener=listener))
     async with frontend:
         if how == "alone":
             gateway: Any = frontend.gateway

@@ -23,10 +23,14 @@ HEARTBEAT_RATE = 1e9
 
 
 def main(listen, db, *settings):
-    """`settings`: name=value each, whole numbers; or token_file=PATH, the admin token of a server that asks who calls."""
+    """`settings`: name=value each, whole numbers; or listener=KIND, cluster_listen=HOST:PORT; or token_file=PATH, the admin token of a server that asks
+    who calls."""
     given = dict(setting.split("=", 1) for setting in settings)
     token_file = given.pop("token_file", "")
-    wanted: dict[str, Any] = {name: int(value) for name, value in given.items()}
+    wanted: dict[str, Any] = {"listener": given.pop("listener", "python")}
+    if "cluster_listen" in given:
+        wanted["cluster_listen"] = given.pop("cluster_listen")
+    wanted |= {name: int(value) for name, value in given.items()}
     metadata: tuple[tuple[str, str], ...] = ()
     if token_file:
         wanted |= {"auth": "on"}

@@ -25,15 +25,16 @@ BATCH = 100
 class Workload:
     """One way to send heartbeats, always of the same workers."""
 
-    def __init__(self, name, calls):
+    def __init__(self, name, calls, first=0):
+        """`first`: the number of its first worker."""
         self.name, self.calls = name, calls
         single = name == UNARY
         self.method = "RecordWorkerHeartbeat" if single else "RecordWorkerHeartbeats"
         self.streams = 16 if single else 4
         self.size = 1 if single else BATCH
-        self.first = 0 if single else 1_000
+        self.first = first if single else first + 1_000
         self.bodies = [
-            unary_request(index) if single else batch_request(self.first + index * BATCH, BATCH)
+            unary_request(first + index) if single else batch_request(self.first + index * BATCH, BATCH)
             for index in range(BODIES)
         ]
         self.sent = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -64,13 +64,18 @@ async def start_http(
 
     tls, private_listener = grpc_server.tls, grpc_server.private_listener
     by_tls = tls is not None and private_listener is None
+    connect: Callable[..., Any] = grpc.aio.insecure_channel
+    if private_listener is not None:
+        connect = private_listener.connect
+    elif tls is not None:
+        connect = tls.connect
     http_server = HttpServer(
         loopback_address(grpc_server.address) if private_listener is None else private_listener.address,
         listen_address,
         clock,
         hosts=hosts,
         metrics=metrics,
-        connect=tls.connect if tls is not None and by_tls else grpc.aio.insecure_channel,
+        connect=connect,
         ssl_context=None if tls is None else tls.http_context(),
         asks_callers=asks_callers,
         describe_caller=grpc_server.http_callers.describe,

@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 SOCKET_PATH_BYTES_MAX = 100
 """The system allows 108."""
 
@@ -38,6 +40,11 @@ class PrivateListener:
             shutil.rmtree(directory, ignore_errors=True)
             return None
         return cls(directory, address)
+
+    @staticmethod
+    def connect(address: str, options: Any = ()) -> grpc.aio.Channel:
+        """Open a channel to such a listener. It names a host, because gRPC would name the path, which is no host in HTTP."""
+        return grpc.aio.insecure_channel(address, options=(*options, ("grpc.default_authority", "localhost")))
 
     def close(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
