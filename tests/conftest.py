@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from tests.databases import PostgresServer, StoreDatabase, postgres_store_databa
 # gRPC reads this when it is loaded. Its fork support sometimes crashes a forked process that starts a program
 # while calls are in flight.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+# Tests use the native edge where it is installed. With LIVENESS_TEST_LISTENER=python, they and the processes that they start
+# behave as if it were not.
+if os.environ.get("LIVENESS_TEST_LISTENER") == "python":
+    sys.modules["liveness_edge"] = None  # type: ignore[assignment]  # how Python marks what cannot be imported
+    os.environ["LIVENESS_LISTENER"] = "python"
 
 # A shared machine may stall for longer than any deadline that would mean something.
 settings.register_profile("liveness", deadline=None, print_blob=True)

@@ -17,7 +17,6 @@ import grpc
 from google.protobuf.message import Message
 
 from liveness.clock import SystemClock, stopwatch
-from liveness.cluster.quotas import RoomNeeded
 from liveness.domain.errors import LivenessError, MalformedRequest
 from liveness.routing.coalescing import BATCH_BYTES_MAX
 from liveness.routing.gateway import MethodRouter
@@ -51,7 +50,7 @@ class HeartbeatService(Protocol):
         namespace: str,
         beats: Sequence[WorkerHeartbeat],
         principals: Sequence[str],
-        on_decided: Callable[[], None],
+        on_decided: Callable[[Sequence[int]], None],
     ) -> list[bytes | LivenessError]: ...
 
     async def admit_single_heartbeats(
@@ -79,7 +78,7 @@ class _Source:
 class _Group:
     """Calls that are decided together, or forwarded together."""
 
-    __slots__ = ("_ids", "callers", "calls", "cancelled", "requests", "seconds", "timer")
+    __slots__ = ("_ids", "callers", "calls", "cancelled", "requests", "seconds", "split", "timer")
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -87,6 +86,8 @@ class _Group:
         self.callers: list[Caller | None] = []
         self.cancelled: set[int] = set()
         """The calls whose clients withdrew them, or whose deadlines are over."""
+        self.split: frozenset[int] = frozenset()
+        """The places of calls that another group serves now."""
         self.seconds = stopwatch()
         self.timer: asyncio.TimerHandle | None = None
         self._ids: frozenset[int] | None = None
@@ -96,13 +97,21 @@ class _Group:
         self.requests.append(request)
         self.callers.append(caller)
 
-    def part(self, positions: Sequence[int]) -> _Group:
+    def split_off(self, positions: Sequence[int]) -> _Group:
+        """Move calls to a group of their own."""
         part = _Group()
         for position in positions:
             part.add(self.calls[position], self.requests[position], self.callers[position])
+        # What was cancelled is told to whichever group is asked first.
         part.cancelled = self.cancelled
         part.seconds = self.seconds
+        self.split = frozenset(positions)
         return part
+
+    @property
+    def open_ids(self) -> list[int]:
+        """Of the calls that are still its own."""
+        return [call[_ID] for position, call in enumerate(self.calls) if position not in self.split]
 
     def cancel(self, call_id: int) -> bool:
         """Returns whether the call is one of the group's."""
@@ -248,10 +257,6 @@ class HeartbeatLane:
             if group.cancel(call_id):
                 return
 
-    @property
-    def open_count(self) -> int:
-        return sum(len(group.calls) for group in self._groups)
-
     def undecided(self) -> asyncio.Future[None] | None:
         if not self._undecided:
             return None
@@ -296,10 +301,12 @@ class HeartbeatLane:
         if group in self._groups:
             # Only a fault of this program leads here.
             self._end(group)
-            self._calls_in_flight.count -= len(group.calls)
+            call_ids = group.open_ids
+            self._calls_in_flight.count -= len(call_ids)
             error = None if task.cancelled() else task.exception()
-            self._server.fail_calls([call[_ID] for call in group.calls], error)
-            self._stats.record_many(grpc.StatusCode.UNKNOWN.name, group.seconds(), len(group.calls))
+            self._server.fail_calls(call_ids, error)
+            code = grpc.StatusCode.UNKNOWN.name if error is not None else CANCELLED
+            self._stats.record_many(code, group.seconds(), len(call_ids))
 
     async def _record(self, namespace: str, group: _Group) -> None:
         assert self._service is not None, "only a node has shards of its own"
@@ -307,15 +314,18 @@ class HeartbeatLane:
         answers: Sequence[Answer]
         try:
             answers = await self._service.record_single_heartbeats(
-                namespace, beats, principals, partial(self._mark_decided, group)
+                namespace, beats, principals, partial(self._on_decided, namespace, group)
             )
         except (LivenessError, StoreError) as error:
             answers = [error] * len(beats)
-        unadmitted = self._answer(group, answers)
+        self._answer(group, answers)
+
+    def _on_decided(self, namespace: str, group: _Group, unadmitted: Sequence[int]) -> None:
+        self._mark_decided(group)
         if unadmitted:
-            # They wait for other nodes, perhaps; nobody else waits with them.
-            rest = group.part(unadmitted)
-            self._calls_in_flight.count -= len(unadmitted)
+            # They may have to wait for other nodes, and nobody else waits with them.
+            rest = group.split_off(unadmitted)
+            self._calls_in_flight.count -= len(unadmitted)  # they are counted again
             self._start(rest, self._admit(namespace, rest))
 
     async def _admit(self, namespace: str, group: _Group) -> None:
@@ -327,7 +337,7 @@ class HeartbeatLane:
             )
         except (LivenessError, StoreError) as error:
             answers = [error] * len(group.calls)
-        self._answer(group, answers, is_last=True)
+        self._answer(group, answers)
 
     async def _forward(self, owner: Owner, namespace: str, group: _Group) -> None:
         assert self._router is not None, "without a router, every shard is here"
@@ -341,28 +351,25 @@ class HeartbeatLane:
         self._answer(
             group,
             [outcome if isinstance(outcome, RpcFailure) else outcome.body for outcome in outcomes],
-            owner=owner,
+            owner,
         )
 
     # -- answers
 
-    def _answer(
-        self, group: _Group, answers: Sequence[Answer], *, is_last: bool = False, owner: Owner | None = None
-    ) -> list[int]:
-        """Answer all calls of the group that are not over. Returns the places of those that have no room yet."""
+    def _answer(self, group: _Group, answers: Sequence[Answer], owner: Owner | None = None) -> None:
+        """Answer all calls of the group that are not over. `owner`: the node that was asked."""
         self._end(group)
-        cancelled = group.cancelled
+        cancelled, split_off = group.cancelled, group.split
         sent: list[tuple[int, bytes]] = []
-        unadmitted: list[int] = []
         withdrawn = 0
         for position, answer in enumerate(answers):
             call = group.calls[position]
+            if split_off and position in split_off:
+                continue
             if cancelled and call[_ID] in cancelled:
                 withdrawn += 1
             elif isinstance(answer, bytes):
                 sent.append((call[_ID], answer))
-            elif isinstance(answer, RoomNeeded) and not is_last:
-                unadmitted.append(position)
             else:
                 self._go_on_alone(call, group.requests[position], group.callers[position], answer, owner)
         seconds = group.seconds()
@@ -372,7 +379,6 @@ class HeartbeatLane:
         if withdrawn:
             self._stats.record_many(CANCELLED, seconds, withdrawn)
         self._calls_in_flight.count -= len(sent) + withdrawn
-        return unadmitted
 
     def _go_on_alone(
         self,

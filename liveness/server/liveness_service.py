@@ -52,6 +52,7 @@ API_LEVEL = 2
 """1: heartbeats and queries. 2: activities, streams."""
 API_LEVEL_MIN = 1
 REPEATED = HeartbeatOutcome.REPEATED
+OnDecided = Callable[[Sequence[int]], None]
 ADMIT_ATTEMPTS_MAX = 10
 """How often a registration asks for a quota slot that other registrations take first, before it is refused."""
 
@@ -99,11 +100,11 @@ class LivenessService:
         namespace: str,
         beats: Sequence[worker_pb2.WorkerHeartbeat],
         principals: Sequence[str],
-        on_decided: Callable[[], None],
+        on_decided: OnDecided,
     ) -> list[bytes | LivenessError]:
         """Serve calls of `record_worker_heartbeat` that came at the same time. Returns a serialized HeartbeatResult or the error
-        of each; `RoomNeeded` for those that `admit_single_heartbeats` must serve. `on_decided`: called before answers wait to be
-        durable."""
+        of each. `on_decided`: called before answers wait to be durable, with the places of those that
+        `admit_single_heartbeats` must serve; their answers are `RoomNeeded`."""
         elapsed_s = stopwatch()
         answers = await self._record(
             namespace, beats, self._reply_builders, principals=principals, admits=False, on_decided=on_decided
@@ -158,7 +159,7 @@ class LivenessService:
         attempts_left: int = ADMIT_ATTEMPTS_MAX,
         principals: Sequence[str] | None = None,
         admits: bool = True,
-        on_decided: Callable[[], None] | None = None,
+        on_decided: OnDecided | None = None,
     ) -> list[bytes | LivenessError]:
         """Decide all heartbeats, wait until they are durable, then answer. `principals`: who sent each of them; None: the
         caller sent them all. `admits=False`: answer `RoomNeeded` for new workers that need a slot, undecided.
@@ -251,9 +252,11 @@ class LivenessService:
         if slice_us:
             node.committer.note_decided(slice_us)
         if on_decided is not None:
-            on_decided()
+            on_decided(unadmitted)
         if not admits:
-            unadmitted.clear()
+            if len(unadmitted) == len(answers):
+                return answers  # nothing was decided
+            unadmitted = []
         if len(unadmitted) == len(answers) > 0 and attempts_left:
             return await self._admit_and_record(namespace, beats, reply_builders, attempts_left, principals)
         start = 0
