@@ -18,6 +18,8 @@ PEER_STREAMS_MAX = 100_000
 PENDING_CALLS_MAX = 10_000
 """Calls of all connections that gRPC has read and the event loop has not taken yet. gRPC cancels further ones, whoever
 they are from. Its default of 1,000 to 3,000 is what a single connection may have open."""
+CONNECTIONS_MAX = 100_000
+"""Of the native edge, which closes further ones; gRPC takes as many as there may be open files."""
 METADATA_BYTES_MAX = 16 * 1024
 PEER_METADATA_BYTES_MAX = 128 * 1024
 """The same for a node or a frontend, which names the principal of a forwarded call with all its grants: 100 of 600 bytes."""
@@ -64,6 +66,7 @@ def server_options(
 def edge_limits(options: Mapping[str, Any]) -> dict[str, int]:
     """The same limits for the native edge, as it names them. `options`: those of gRPC."""
     return {
+        "connections_max": CONNECTIONS_MAX,
         "streams_max": options.get("grpc.max_concurrent_streams", CONCURRENT_STREAMS_MAX),
         "header_bytes_max": options.get("grpc.max_metadata_size", METADATA_BYTES_MAX),
         "waiting_calls_max": PENDING_CALLS_MAX,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from liveness.server.edge_listener import edge_is_installed
 from liveness.store.database_identity import IDENTITY
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
@@ -53,9 +54,28 @@ async def harness(stopped_harness: ServerHarness) -> ServerHarness:
     return await stopped_harness.start()
 
 
+ON_BOTH_LISTENERS = (
+    "test_bad_input",
+    "test_health_and_reflection",
+    "test_listener_options",
+    "test_request_bounds",
+)
+"""Modules whose tests on SQLite run with either listener; all others, with the native edge where it is installed."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "listener" in metafunc.fixturenames and metafunc.module.__name__.endswith(ON_BOTH_LISTENERS):
+        metafunc.parametrize("listener", ["edge", "python"] if edge_is_installed() else ["python"])
+
+
 @pytest.fixture
-async def sqlite_harness(tmp_path: Path) -> AsyncIterator[ServerHarness]:
+def listener() -> str:
+    return "auto"
+
+
+@pytest.fixture
+async def sqlite_harness(tmp_path: Path, listener: str) -> AsyncIterator[ServerHarness]:
     """A running server on SQLite, for tests that do not depend on the database."""
-    harness = await ServerHarness(f"sqlite:///{tmp_path}/liveness.db").start()
+    harness = await ServerHarness(f"sqlite:///{tmp_path}/liveness.db").start(listener=listener)
     yield harness
     await harness.stop()

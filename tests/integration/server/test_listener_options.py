@@ -65,4 +65,6 @@ async def test_large_metadata_is_refused(sqlite_harness: ServerHarness) -> None:
     refused = await refusal(
         call(service_pb2.GetServerInfoRequest(), metadata=[("x", "y" * METADATA_BYTES_MAX)])
     )
-    assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    # The edge answers as HTTP does, with 431, before it knows that the request is a call.
+    is_edge = sqlite_harness.server.listener == "edge"
+    assert refused.code is (grpc.StatusCode.UNKNOWN if is_edge else grpc.StatusCode.RESOURCE_EXHAUSTED)
