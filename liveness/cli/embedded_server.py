@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 
 from liveness.clock import Clock
 from liveness.supervisor.errors import SupervisorError
@@ -23,6 +25,18 @@ class EmbeddedServerFailed(SupervisorError):
     template = "The embedded server did not start: {detail}"
 
     detail: str
+
+
+def reason_in(lines: Sequence[str]) -> str:
+    """What the last lines of a server's log say for people: the reason of the last that has one, or else all of them as they are."""
+    for line in reversed(lines):
+        try:
+            logged = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(logged, dict) and (why := logged.get("why")):
+            return str(why).replace("--listen", "--address")  # as this command calls it
+    return "; ".join(lines[-3:])
 
 
 class EmbeddedServer:
@@ -63,7 +77,7 @@ class EmbeddedServer:
         finally:
             ready.cancel()
         if not self._is_ready.is_set():
-            raise EmbeddedServerFailed(detail="; ".join(self._lines[-3:]) or "it gave no reason")
+            raise EmbeddedServerFailed(detail=reason_in(self._lines) or "it gave no reason")
         logger.info("the embedded server listens on %s", self._address)
 
     async def _keep_running(self) -> None:

@@ -253,6 +253,16 @@ def test_without_a_server_it_says_what_to_do(supervised: Supervised) -> None:
     assert "--embedded" in supervised.log
 
 
+def test_an_embedded_server_whose_address_is_in_use_is_reported_in_one_sentence(
+    supervised: Supervised,
+) -> None:
+    process = supervised.start("--embedded", "--name", "g", "--", *program("silent"))
+    assert process.wait(LIMIT_S) == 1
+    last = supervised.log.splitlines()[-1]
+    assert last.startswith("error: The embedded server did not start: Cannot listen on ")
+    assert last.endswith("choose another with --address.")
+
+
 def test_a_supervisor_without_its_launcher_ends_all_processes_and_itself(supervised: Supervised) -> None:
     """It could not watch them any more. It ends those that ignore signals, too, and reports all of them."""
     process = supervised.start_config(
