@@ -7,7 +7,10 @@ import subprocess
 from typing import Any
 from uuid import uuid4
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tests.system.cli.server_processes import environment
 from tests.system.temporal.stage import LIMIT_S, NAMESPACE, Stage, plan, temporal_command
@@ -51,6 +54,21 @@ def workflow_id(stage: Stage, flows: str) -> str:
 def test_the_command_gets_the_same_answer(stage: Stage, workflow_id: str, command: str) -> None:
     words = command.format(workflow_id=workflow_id).split()
     assert in_order(temporal(stage.address, *words)) == in_order(temporal(stage.temporal.address, *words))
+
+
+def test_reflection_and_health_get_the_same_answers(stage: Stage) -> None:
+    """A stream of a service that the bridge knows nothing of, and a unary call."""
+    service = "temporal.api.workflowservice.v1.WorkflowService"
+    answers = []
+    for address in (stage.temporal.address, stage.address):
+        with grpc.insecure_channel(address) as channel:
+            services = sorted(ProtoReflectionDescriptorDatabase(channel).get_services())
+            request = health_pb2.HealthCheckRequest(service=service)
+            health = health_pb2_grpc.HealthStub(channel).Check(request, timeout=LIMIT_S)
+            answers.append((services, health.status))
+    directly, through_the_bridge = answers
+    assert through_the_bridge == directly
+    assert service in directly[0]
 
 
 def in_order(answer: str) -> Any:

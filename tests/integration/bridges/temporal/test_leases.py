@@ -203,6 +203,26 @@ async def test_a_worker_that_liveness_has_cleaned_up_begins_a_new_life_through_e
         await closed.close()
 
 
+async def test_an_attempt_that_is_ended_by_its_token_is_unbound(
+    stage: DrivenStage, upstream: UpstreamServer
+) -> None:
+    bridge = await stage.start_bridge()
+    worker = TemporalWorker(stage, bridge.address)
+    methods = ("Completed", "Failed", "Canceled")
+    for number in range(len(methods) + 1):
+        await hand_out(worker, stage, number)
+    for number, method in enumerate(methods):
+        name = f"RespondActivityTask{method}"
+        upstream.answers[name] = b""
+        request = getattr(pb, f"{name}Request")(
+            namespace=NAMESPACE, task_token=b"token-%d" % number, identity="me"
+        )
+        await worker.call(name, request)
+        await stage.flush()
+        assert await stage.bound() == [f"a{left}@1" for left in range(number + 1, len(methods) + 1)]
+    await worker.close()
+
+
 async def test_an_attempt_that_is_ended_by_its_ids_is_unbound(
     stage: DrivenStage, upstream: UpstreamServer
 ) -> None:
