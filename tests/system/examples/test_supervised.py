@@ -25,7 +25,8 @@ def supervising(folder: Path, address: str) -> Iterator[subprocess.Popen[bytes]]
     command = liveness_command(
         "supervise", "--config", "workers.toml", "--address", address, "--state-dir", "state"
     )
-    process = subprocess.Popen(command, cwd=folder, env=environment(PATH=path))
+    with (folder.parent / "supervisor.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment(PATH=path), stderr=log)
     try:
         yield process
     finally:
@@ -37,7 +38,8 @@ def test_a_killed_process_is_replaced_and_its_file_counted(address: str, tmp_pat
     folder = tmp_path / "supervised"
     shutil.copytree(EXAMPLES / "supervised", folder)
     config = folder / "workers.toml"
-    config.write_text(config.read_text().replace('SECONDS_PER_FILE = "1"', 'SECONDS_PER_FILE = "0.2"'))
+    # Short, but long enough that a process is seen at work also on a busy machine.
+    config.write_text(config.read_text().replace('SECONDS_PER_FILE = "1"', 'SECONDS_PER_FILE = "0.6"'))
     inbox = folder / "inbox"
     inbox.mkdir()
     for name, text in TEXTS.items():
