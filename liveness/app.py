@@ -78,6 +78,7 @@ from liveness.server.progress_service import ProgressService
 from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
 from liveness.server.registry_service import RegistryService
 from liveness.server.remote_nodes import RemoteNodes
+from liveness.server.schedule_service import ScheduleService
 from liveness.server.self_registration import SelfRegistration, own_component
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.server.task_queues import QueueRates, TaskQueues
@@ -99,6 +100,7 @@ from liveness.tasks.activity_reschedule import ActivityReschedule
 from liveness.tasks.declared_bindings import DeclaredBindings
 from liveness.tasks.maintenance import Maintenance
 from liveness.tasks.queue_runner import QueueRunner
+from liveness.tasks.schedules import ScheduleRunner
 from liveness.tasks.sinks import SinkSelector, first_match, no_sink
 from liveness.tasks.timer_heap import TimerHeaps
 from liveness.tasks.timer_runner import TimerRunner
@@ -115,6 +117,7 @@ from liveness.v1 import (
     component_service_pb2,
     progress_service_pb2,
     registry_service_pb2,
+    schedule_service_pb2,
     service_pb2,
 )
 from liveness.version import VERSION
@@ -131,6 +134,7 @@ SERVICES = (
     component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
     registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
     progress_service_pb2.DESCRIPTOR.services_by_name["ProgressService"],
+    schedule_service_pb2.DESCRIPTOR.services_by_name["ScheduleService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
@@ -318,6 +322,7 @@ class Server:
             self.matching.close,
             self.reconciler.close,
             self.declared_bindings.close,
+            self.schedules.close,
             self._timers.close,
             self.ownership.close,
             self.node.close,
@@ -501,6 +506,9 @@ class Server:
             limits=self._limits,
             insecure="; ".join(each.text for each in exposed_settings(settings)),
         )
+        self.schedules = ScheduleRunner(
+            node, self.ownership, self.telemetry.record_schedule, self.telemetry.record_refused_activity
+        )
         self._prometheus = PrometheusExporter(self.telemetry, METRICS)
         self.queue = QueueRunner(
             node,
@@ -558,6 +566,7 @@ class Server:
             self._timers,
             # What happened is counted and logged before anything acts on it.
             self.telemetry,
+            self.schedules,
             self.queue_rates,
             TransitionLog(),
             # Work goes to polls, events to watchers, orders to workers.
@@ -647,6 +656,7 @@ class Server:
             ProgressService(
                 node, self.telemetry, self.quotas, self.all_nodes, self.ownership.check_key_owner
             ),
+            ScheduleService(node, self.quotas, self.schedules.trigger),
             AdminService(
                 node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
                 None if self._authentication is None else self._authentication.tokens, self.incidents,
@@ -808,6 +818,7 @@ class Server:
             self.node.tick()
             await self._timers.wait()
             await self.node.barrier().wait()
+            await self.schedules.wait()
         await self.declared_bindings.wait()
         await self.queue.run_until_idle()
 

@@ -24,7 +24,7 @@ WORDS = (
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
     (r"\bresult_of\b", "result_of_blocking"),
-    (r"\b(Client|ActivityHandle)\b", r"Blocking\1"),
+    (r"\b(Client|ActivityHandle|Schedules)\b", r"Blocking\1"),
 )
 DOCSTRING = '"""`BlockingClient`: the methods of `Client` for programs without an event loop. Generated from client.py; never edited."""'
 

@@ -375,7 +375,7 @@ def schedule(
       liveness activities schedule report --type report --task-queue night --delay 8h --input-file query.sql
     """
     id = parse_activity_id(names, kind)
-    content = _read_input(text, input_file)
+    content = read_input(text, input_file)
     request = ScheduleActivityRequest(
         namespace=client.namespace,
         id=id,
@@ -414,7 +414,7 @@ def _optional(ms: int | None) -> Duration | None:
     return None if ms is None else from_ms(ms)
 
 
-def _read_input(text: str | None, file: BinaryIO | None) -> bytes | None:
+def read_input(text: str | None, file: BinaryIO | None) -> bytes | None:
     if file is None:
         return None if text is None else text.encode()
     if text is not None:

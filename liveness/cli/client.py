@@ -36,6 +36,7 @@ from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServi
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
 from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
 from liveness.v1.registry_service_pb2_grpc import RegistryServiceStub
+from liveness.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from liveness.v1.service_pb2 import GetServerInfoRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
@@ -96,6 +97,7 @@ class Client:
     metrics: ComponentMetricsServiceStub
     registry: RegistryServiceStub
     progress: ProgressServiceStub
+    schedules: ScheduleServiceStub
     addresses: tuple[str, ...]
     """All given addresses; `address` is the first one that answered."""
     credentials: Credentials = field(default_factory=Credentials)
@@ -279,6 +281,7 @@ def connect(
             ComponentMetricsServiceStub(channel),
             RegistryServiceStub(channel),
             ProgressServiceStub(channel),
+            ScheduleServiceStub(channel),
             addresses,
             credentials,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -513,6 +514,66 @@ def _progress_forgotten(event: Event, data: Data) -> EventText:
     )
 
 
+# -- schedules
+
+
+def _schedule_name(data: Data) -> str:
+    return f"schedule {data['schedule_id']}"
+
+
+def _wall_time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _next_firing(data: Data) -> str:
+    return f"; fires next at {_wall_time(data['next_ms'])}" if data["next_ms"] else "; never fires again"
+
+
+def _schedule_saved(event: Event, data: Data) -> EventText:
+    spec = data["spec"]
+    when = (
+        f"every {humanize_ms(spec['every_ms'])}"
+        if spec["every_ms"]
+        else f"by {spec['cron']} ({spec['time_zone']})"
+    )
+    return EventText(
+        EventTone.OPERATOR,
+        _schedule_name(data),
+        f"schedules {_truncate(spec['activity']['type'])} {when}{_by(data)}{_next_firing(data)}",
+    )
+
+
+def _schedule_paused(event: Event, data: Data) -> EventText:
+    text = f"is paused{_by(data)}{_reason_suffix(data['reason'])}"
+    return EventText(EventTone.OPERATOR, _schedule_name(data), text)
+
+
+def _schedule_resumed(event: Event, data: Data) -> EventText:
+    text = f"is resumed{_by(data)}{_next_firing(data)}{_reason_suffix(data['reason'])}"
+    return EventText(EventTone.OPERATOR, _schedule_name(data), text)
+
+
+def _schedule_fired(event: Event, data: Data) -> EventText:
+    why = f"for {_wall_time(data['tick_ms'])}" if data["tick_ms"] else f"by hand{_by(data)}"
+    return EventText(EventTone.PROGRESS, _schedule_name(data), f"fired {why}{_next_firing(data)}")
+
+
+def _schedule_ticks_dropped(event: Event, data: Data) -> EventText:
+    first, last = _wall_time(data["first_ms"]), _wall_time(data["last_ms"])
+    when = f"of {first}" if data["count"] == 1 else f"from {first} to {last}"
+    why = "the activity before is not finished" if data["overlapping"] else "nobody fired in time"
+    return EventText(
+        EventTone.PROBLEM,
+        _schedule_name(data),
+        f"dropped {_count(data['count'], 'tick', 'ticks')} {when}: {why}{_next_firing(data)}",
+    )
+
+
+def _schedule_deleted(event: Event, data: Data) -> EventText:
+    text = f"was deleted{_by(data)}{_reason_suffix(data['reason'])}"
+    return EventText(EventTone.OPERATOR, _schedule_name(data), text)
+
+
 # -- the rest
 
 
@@ -590,6 +651,12 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "ActivityHandedOn": _handed_on,
     "ProgressReported": _progress_reported,
     "ProgressForgotten": _progress_forgotten,
+    "ScheduleSaved": _schedule_saved,
+    "SchedulePaused": _schedule_paused,
+    "ScheduleResumed": _schedule_resumed,
+    "ScheduleFired": _schedule_fired,
+    "ScheduleTicksDropped": _schedule_ticks_dropped,
+    "ScheduleDeleted": _schedule_deleted,
     "ConfigChanged": _config_changed,
     "ShardTaken": _shard_taken,
 }

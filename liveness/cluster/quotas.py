@@ -14,12 +14,21 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from liveness.cluster.peers import Peers
-from liveness.cluster.slots import OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES, UNITS, WORKERS, Resource, Slots
+from liveness.cluster.slots import (
+    OPEN_ACTIVITIES,
+    OPEN_ACTIVITY_BYTES,
+    SCHEDULES,
+    UNITS,
+    WORKERS,
+    Resource,
+    Slots,
+)
 from liveness.domain import decider
 from liveness.domain.errors import (
     ActivityBytesExceeded,
     ActivityQuotaExceeded,
     Exhausted,
+    ScheduleQuotaExceeded,
     Unavailable,
     UnitQuotaExceeded,
     WorkerQuotaExceeded,
@@ -154,6 +163,30 @@ class Quotas:
         if not await self._slots.acquire(UNITS, shard.id, namespace, policy, Counter({shard.id: 1})):
             self._remember_full(UNITS, namespace, policy, use, 1, 0)
             raise UnitQuotaExceeded(namespace=namespace, limit=policy.max_progress_units)
+
+    # -- schedules
+
+    def has_room_for_schedule(self, shard: Shard, namespace: str) -> bool:
+        """Whether the shard may have one more schedule. False: acquire a slot first. Raises if the namespace has its quota."""
+        policy = self._node.policies.of(namespace)
+        if self._slots is None:
+            if self._node.count_schedules(namespace) >= policy.max_schedules:
+                raise ScheduleQuotaExceeded(namespace=namespace, limit=policy.max_schedules)
+            return True
+        if SCHEDULES.has_room(shard, namespace, 1):
+            return True
+        if self._is_full(SCHEDULES, namespace, policy, 1) is not None:
+            raise ScheduleQuotaExceeded(namespace=namespace, limit=policy.max_schedules)
+        return False
+
+    async def acquire_for_schedule(self, shard: Shard, namespace: str) -> None:
+        """Acquire a slot for one more schedule. Raises if the namespace has its quota."""
+        assert self._slots is not None
+        policy = self._node.policies.of(namespace)
+        use = self._use(SCHEDULES, namespace)
+        if not await self._slots.acquire(SCHEDULES, shard.id, namespace, policy, Counter({shard.id: 1})):
+            self._remember_full(SCHEDULES, namespace, policy, use, 1, 0)
+            raise ScheduleQuotaExceeded(namespace=namespace, limit=policy.max_schedules)
 
     # -- full namespaces
 

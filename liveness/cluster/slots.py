@@ -64,7 +64,13 @@ UNITS = Resource(
     lambda policy: policy.max_progress_units,
     100,
 )
-RESOURCES = (WORKERS, OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES, UNITS)
+SCHEDULES = Resource(
+    "\x1fschedules",
+    lambda shard, namespace: shard.objects.schedules.counts[namespace],
+    lambda policy: policy.max_schedules,
+    20,
+)
+RESOURCES = (WORKERS, OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES, UNITS, SCHEDULES)
 
 
 class Slots:

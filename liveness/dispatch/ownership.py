@@ -180,6 +180,14 @@ class ActivityOwnership:
                 return bool(events), activity
         raise ShardUnavailable(shard_id=self.shard(key).id)
 
+    def has_room(self, shard: Shard, namespace: str, added_bytes: int) -> bool:
+        """Whether the shard may open one more activity in this turn of the event loop. False: make room first. Raises if the
+        namespace has its quota."""
+        return self._quotas.has_room_for_activity(shard, namespace, added_bytes)
+
+    async def make_room(self, shard: Shard, namespace: str, added_bytes: int) -> None:
+        await self._quotas.acquire_for_activity(shard, namespace, added_bytes)
+
     async def _admit(self, shard: Shard, namespace: str, added_bytes: int) -> bool:
         """Returns True, without a wait, if the shard may open one more activity in this turn of the event loop. Returns False
         when slots were acquired: the caller must decide anew. Raises if the namespace has its quota."""

@@ -31,7 +31,8 @@ LivenessError
 │   ├── EventsNotRelayed
 │   └── TooLittleHistory
 ├── Exists                  it exists already, and differs
-│   └── ActivityDiffers
+│   ├── ActivityDiffers
+│   └── ScheduleExists
 ├── Exhausted               a limit is reached
 │   ├── WorkerQuotaExceeded
 │   ├── TokenQuotaExceeded
@@ -44,6 +45,7 @@ LivenessError
 │   ├── ActivityQuotaExceeded
 │   ├── ActivityBytesExceeded
 │   ├── UnitQuotaExceeded
+│   ├── ScheduleQuotaExceeded
 │   ├── TooManyPolls
 │   ├── TooManyWatchers
 │   ├── TooManyStreams
@@ -62,6 +64,7 @@ LivenessError
 │   ├── RegistryEntryNotFound
 │   ├── ActivityNotFound
 │   ├── UnitNotFound
+│   ├── ScheduleNotFound
 │   ├── NamespaceNotFound
 │   ├── TaskNotFound
 │   └── TokenNotFound
@@ -364,6 +367,17 @@ class ActivityDiffers(Exists):
     what: str
 
 
+class ScheduleExists(Exists):
+    reason = "SCHEDULE_EXISTS"
+    template = (
+        "Schedule {schedule} exists in namespace {namespace} already, and says something else; update it, or choose another "
+        "name."
+    )
+
+    schedule: str
+    namespace: str
+
+
 class Exhausted(LivenessError):
     reason = "EXHAUSTED"
     template = "A limit is reached."
@@ -458,6 +472,14 @@ class UnitQuotaExceeded(Exhausted):
         "Namespace {namespace} has its {limit} units of work; forget those that nobody works on any more, or raise "
         "max_progress_units."
     )
+
+    namespace: str
+    limit: int
+
+
+class ScheduleQuotaExceeded(Exhausted):
+    reason = "SCHEDULE_QUOTA_EXCEEDED"
+    template = "Namespace {namespace} has its {limit} schedules; delete those that nobody needs any more, or raise max_schedules."
 
     namespace: str
     limit: int
@@ -561,6 +583,14 @@ class UnitNotFound(NotFound):
     template = "Nobody has reported progress of unit {unit} in namespace {namespace}."
 
     unit: str
+    namespace: str
+
+
+class ScheduleNotFound(NotFound):
+    reason = "SCHEDULE_NOT_FOUND"
+    template = "There is no schedule {schedule} in namespace {namespace}."
+
+    schedule: str
     namespace: str
 
 

@@ -531,6 +531,111 @@ class ProgressForgotten:
     by: str = ""
 
 
+class MissedPolicy(StrEnum):
+    """What happens to ticks of a schedule that nobody could fire in time."""
+
+    SKIP = "skip"
+    ONCE = "once"
+    ALL = "all"
+
+
+class OverlapPolicy(StrEnum):
+    """What happens to a tick while the activity of the firing before is not finished."""
+
+    ALLOW = "allow"
+    SKIP = "skip"
+
+
+class FiredActivity(NamedTuple):
+    """The activity that each firing of a schedule schedules."""
+
+    type: str
+    task_queue: str
+    input: bytes = b""
+    input_encoding: str = ""
+    retry: Retry = Retry()
+    limits: TimeLimits = NO_LIMITS
+    priority: Priority = DEFAULT_PRIORITY
+
+
+class ScheduleSpec(NamedTuple):
+    """What an operator says of a schedule. Either `cron` or `every_ms` is set."""
+
+    activity: FiredActivity
+    cron: str = ""
+    time_zone: str = ""
+    every_ms: int = 0
+    offset_ms: int = 0
+    missed: MissedPolicy = MissedPolicy.ONCE
+    overlap: OverlapPolicy = OverlapPolicy.ALLOW
+    window_ms: int = 60_000
+    """A tick that is later than this is missed."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSaved:
+    """A schedule was created, or all of what it says was replaced. Its times are wall times."""
+
+    schedule_id: str
+    spec: ScheduleSpec
+    next_ms: int
+    """When it fires next; 0 for never, like in the following events."""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulePaused:
+    schedule_id: str
+    reason: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleResumed:
+    schedule_id: str
+    next_ms: int
+    reason: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleFired:
+    """The schedule scheduled an activity, in the same commit."""
+
+    schedule_id: str
+    activity_id: str
+    tick_ms: int
+    """The time that it fired for; 0 if an operator triggered it."""
+    next_ms: int
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleTicksDropped:
+    """Ticks that passed without a firing."""
+
+    schedule_id: str
+    count: int
+    first_ms: int
+    last_ms: int
+    overlapping: bool
+    """Because the activity before was not finished; otherwise because they were missed."""
+    next_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleDeleted:
+    schedule_id: str
+    reason: str
+    by: str = ""
+
+
+ScheduleEvent = (
+    ScheduleSaved | SchedulePaused | ScheduleResumed | ScheduleFired | ScheduleTicksDropped | ScheduleDeleted
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigChanged:
     """The settings of one namespace changed, or the defaults that all namespaces inherit."""
@@ -549,7 +654,15 @@ class ShardTaken:
     owner: str
 
 
-Event = WorkerEvent | ActivityEvent | ProgressReported | ProgressForgotten | ConfigChanged | ShardTaken
+Event = (
+    WorkerEvent
+    | ActivityEvent
+    | ProgressReported
+    | ProgressForgotten
+    | ScheduleEvent
+    | ConfigChanged
+    | ShardTaken
+)
 
 BINDING_EVENTS = (BindingsChanged, ActivityHanded, BindingsEnded)
 """Events that only change which activities a worker holds."""

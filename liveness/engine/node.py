@@ -79,6 +79,7 @@ class Node:
         self._dropped_activities: dict[int, OpenActivities] = {}
         """Open activities of each of these shards."""
         self._dropped_units: dict[int, Counter[str]] = {}
+        self._dropped_schedules: dict[int, Counter[str]] = {}
         """Units of work per namespace of each of these shards."""
         self._give_up_count = 0
         """How often `give_up_shards` was called; shards that were to be read again before are not."""
@@ -175,6 +176,7 @@ class Node:
         self._dropped_population.clear()
         self._dropped_activities.clear()
         self._dropped_units.clear()
+        self._dropped_schedules.clear()
         if self.committer.abandon(served):
             self._tasks.start(self.committer.run())
         return len(served)
@@ -287,6 +289,12 @@ class Node:
             units[namespace] for units in self._dropped_units.values()
         )
 
+    def count_schedules(self, namespace: str) -> int:
+        """Schedules of a namespace. A shard that is being read again counts as it was."""
+        return sum(shard.objects.schedules.counts[namespace] for shard in self.shards()) + sum(
+            schedules[namespace] for schedules in self._dropped_schedules.values()
+        )
+
     def counted(self) -> dict[str, Counted]:
         """What workers counted on this node since its start, by namespace, without what was refused or repeated. Includes
         heartbeats whose commit failed."""
@@ -390,6 +398,7 @@ class Node:
                 self._dropped_population[shard.id] = shard.population
                 self._dropped_activities[shard.id] = shard.activities.open
                 self._dropped_units[shard.id] = shard.progress.counts
+                self._dropped_schedules[shard.id] = shard.objects.schedules.counts
                 self._close(shard)
             shard.is_handed_over = False  # the commit that would have handed it over is lost
         if self._closing:
@@ -474,6 +483,7 @@ class Node:
             self._dropped_population.pop(snapshot.shard_id, None)
             self._dropped_activities.pop(snapshot.shard_id, None)
             self._dropped_units.pop(snapshot.shard_id, None)
+            self._dropped_schedules.pop(snapshot.shard_id, None)
             taken.append(shard)
             for listener in self._listeners:
                 listener.shard_opened(shard)

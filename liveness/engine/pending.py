@@ -11,7 +11,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.progress import UnitKey, UnitProgress
 from liveness.domain.verdicts import NO_VERDICTS, VerdictCounts
 from liveness.domain.worker import Worker
-from liveness.store.api import NewTaskBatch, ShardCommit, TaskUpdate
+from liveness.store.api import NewTaskBatch, ObjectKey, ShardCommit, StoredObject, TaskUpdate
 from liveness.store.codec import LogEntry, RenewalBatch
 
 SAME_OFFSET_MS = 1
@@ -40,6 +40,7 @@ class Pending:
         "heartbeat_history",
         "last_seq",
         "new_tasks",
+        "objects",
         "progress",
         "renewals",
         "task_updates",
@@ -65,6 +66,7 @@ class Pending:
         self.new_tasks: list[NewTaskBatch] = []
         self.task_updates: dict[int, TaskUpdate] = {}
         self.progress: dict[UnitKey, UnitProgress | None] = {}
+        self.objects: dict[ObjectKey, StoredObject | None] = {}
         self.config: dict[str, Mapping[str, float]] = {}
         self.verdicts: dict[str, VerdictCounts] = {}
         self.epoch_floor: int | None = None
@@ -135,6 +137,7 @@ class Pending:
             new_tasks=self.new_tasks,
             task_updates=self.task_updates,
             progress=self.progress,
+            objects=self.objects,
             config=self.config,
             verdicts=self.verdicts,
             epoch_floor=self.epoch_floor,

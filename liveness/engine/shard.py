@@ -38,6 +38,7 @@ from liveness.domain.policy import Policy
 from liveness.domain.progress import ProgressReport, UnitKey
 from liveness.domain.reactions import ActivityRescheduleTask, react
 from liveness.domain.registry_decider import Registration
+from liveness.domain.schedule import Schedule, ScheduleEvents, ScheduleKey
 from liveness.domain.silences import SilenceKind, is_notable
 from liveness.domain.verdicts import count_verdict, is_death, is_silent_death
 from liveness.domain.worker import InactiveReason, Worker, WorkerState
@@ -55,6 +56,7 @@ from liveness.engine.observed_clock import ListeningTime, ObservedClock
 from liveness.engine.pending import SAME_OFFSET_MS, Pending
 from liveness.engine.progress_book import ProgressBook
 from liveness.engine.recovery import RecoveredWorkers
+from liveness.engine.shard_objects import ShardObjects
 from liveness.engine.timers import Timers
 from liveness.expiry.disconnects import DisconnectedWorkers
 from liveness.expiry.lease_deadlines import LeaseDeadlines, LeaseEnd
@@ -137,7 +139,7 @@ class Shard:
         )
         self.census = Census(self.workers)
         self.census.silences = recovered.silences
-        self.progress = ProgressBook(snapshot.progress)
+        self.objects = ShardObjects(snapshot)
         self.slots = Counter(snapshot.slots)
         """Workers per namespace that this shard may have, if several nodes share the namespace's quota."""
         self.epoch_floor = snapshot.epoch_floor
@@ -172,6 +174,10 @@ class Shard:
     def population(self) -> Counter[str]:
         """ACTIVE and INACTIVE workers per namespace."""
         return self.census.population
+
+    @property
+    def progress(self) -> ProgressBook:
+        return self.objects.progress
 
     # -- time
 
@@ -440,6 +446,17 @@ class Shard:
         now_ms = self.now_ms()
         self.progress.forget(key, reason, by, self._pending, self._wall_time(now_ms), now_ms)
         self._mark_dirty()
+
+    def change_schedule(self, key: ScheduleKey, events: ScheduleEvents) -> Schedule | None:
+        """Returns the schedule, as it is afterwards."""
+        now_ms = self.now_ms()
+        schedule = self.objects.schedules.get(key)
+        for event in events:
+            self._mark_dirty()
+            schedule = self.objects.schedules.apply(
+                key, event, self._pending, self._wall_time(now_ms), now_ms
+            )
+        return schedule
 
     def clean_up(self, key: WorkerKey, policy: Policy) -> bool:
         worker = self.workers[key]

@@ -22,6 +22,7 @@ from liveness.v1 import (
     component_service_pb2,
     progress_service_pb2,
     registry_service_pb2,
+    schedule_service_pb2,
     service_pb2,
 )
 from liveness.version import VERSION
@@ -33,6 +34,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
     component_metrics_service_pb2.DESCRIPTOR.services_by_name["ComponentMetricsService"],
     registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"],
     progress_service_pb2.DESCRIPTOR.services_by_name["ProgressService"],
+    schedule_service_pb2.DESCRIPTOR.services_by_name["ScheduleService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
 """The services that HTTP offers."""

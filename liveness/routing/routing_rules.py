@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from liveness.domain.component import group_of, supervisor_key
 from liveness.domain.progress import name_of_unit
+from liveness.domain.schedule import workflow_of
 
 ShardKey = tuple[str, str]
 """Namespace and name, the arguments of `shard_of`."""
@@ -66,6 +67,10 @@ def _by_unit(request: Any) -> ShardKey:
     return request.namespace, name_of_unit(request.unit)
 
 
+def _by_schedule(request: Any) -> ShardKey:
+    return request.namespace, workflow_of(request.schedule_id)
+
+
 def _by_namespace(request: Any) -> ShardKey:
     return request.namespace, ""
 
@@ -76,6 +81,7 @@ WORKER_SHARD = RoutingRule(RoutingKind.BY_SHARD, shard_key=_by_worker)
 """A command for many workers names none; it goes to the shard that holds the settings of its namespace."""
 WORKFLOW_SHARD = RoutingRule(RoutingKind.BY_SHARD, shard_key=_by_workflow)
 NAMESPACE_SHARD = RoutingRule(RoutingKind.BY_SHARD, shard_key=_by_namespace)
+SCHEDULE_SHARD = RoutingRule(RoutingKind.BY_SHARD, shard_key=_by_schedule)
 ANY_NODE = RoutingRule(RoutingKind.ANY_NODE)
 
 ROUTING_RULES: dict[str, RoutingRule] = {
@@ -140,6 +146,20 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "ProgressService/ListProgress": ANY_NODE,
     # A second call would answer that there is no such unit, which hides the first.
     "ProgressService/ForgetProgress": RoutingRule(RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_unit),
+    "ScheduleService/CreateSchedule": SCHEDULE_SHARD,
+    "ScheduleService/UpdateSchedule": SCHEDULE_SHARD,
+    "ScheduleService/GetSchedule": SCHEDULE_SHARD,
+    "ScheduleService/ListSchedules": ANY_NODE,
+    "ScheduleService/PauseSchedule": SCHEDULE_SHARD,
+    "ScheduleService/ResumeSchedule": SCHEDULE_SHARD,
+    # A second call fires again, unless it has a trigger_id; its sender then repeats it by itself.
+    "ScheduleService/TriggerSchedule": RoutingRule(
+        RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_schedule
+    ),
+    # A second call would answer that there is no such schedule, which hides the first.
+    "ScheduleService/DeleteSchedule": RoutingRule(
+        RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_schedule
+    ),
     "AdminService/ExpireWorker": WORKER_SHARD,
     # A second call would answer that there is no such worker, which hides the first.
     "AdminService/ForgetWorker": RoutingRule(RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_worker),

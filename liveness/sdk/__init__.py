@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from liveness.client_credentials import TLS, TokenFile
     from liveness.sdk.activity_info import ActivityInfo, AttemptInfo
     from liveness.sdk.binding import Binding
-    from liveness.sdk.blocking_client import BlockingActivityHandle, BlockingClient
-    from liveness.sdk.client import ActivityHandle, Client
+    from liveness.sdk.blocking_client import BlockingActivityHandle, BlockingClient, BlockingSchedules
+    from liveness.sdk.client import ActivityHandle, Client, Schedules
     from liveness.sdk.converter import Converter, DefaultConverter, Payload
     from liveness.sdk.errors import (
         AccessRefused,
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         Quarantine,
         QuotaReached,
         RetryLater,
+        ScheduleExists,
+        ScheduleUnknown,
         ServerAway,
         SessionReplaced,
         VersionMismatch,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from liveness.sdk.held_attempt import LostSignal
     from liveness.sdk.metrics import MetricPoint, MetricSeries
     from liveness.sdk.registration import Registration
+    from liveness.sdk.schedules import Schedule, ScheduleFiring, ScheduleInfo
     from liveness.sdk.task import Stats, Task
     from liveness.sdk.timeouts import Priority, Timeouts
     from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
@@ -89,6 +92,7 @@ __all__ = [
     "BindingRefused",
     "BlockingActivityHandle",
     "BlockingClient",
+    "BlockingSchedules",
     "CallFailed",
     "CannotStart",
     "Client",
@@ -119,6 +123,12 @@ __all__ = [
     "Registration",
     "RetryLater",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleExists",
+    "ScheduleFiring",
+    "ScheduleInfo",
+    "ScheduleUnknown",
+    "Schedules",
     "ServerAway",
     "SessionReplaced",
     "Stats",
@@ -147,6 +157,7 @@ _MODULES = (
     "liveness.sdk.held_attempt",
     "liveness.sdk.metrics",
     "liveness.sdk.registration",
+    "liveness.sdk.schedules",
     "liveness.sdk.task",
     "liveness.sdk.timeouts",
     "liveness.sdk.values",

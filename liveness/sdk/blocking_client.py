@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
+from uuid import uuid4
 
 from google.protobuf.message import Message
 
@@ -27,6 +28,13 @@ from liveness.sdk.metrics import (
     series_from_proto,
 )
 from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, activity_error, client_error
+from liveness.sdk.schedules import (
+    Schedule,
+    ScheduleInfo,
+    activity_ref,
+    schedule_error,
+    schedule_to_proto,
+)
 from liveness.sdk.timeouts import Priority, Timeouts, priority_to_proto, timeouts_to_proto
 from liveness.sdk.values import (
     ActivityOrId,
@@ -42,7 +50,13 @@ from liveness.sdk.values import (
 )
 from liveness.sdk.waiting import result_of_blocking
 from liveness.sdk.worker_info import Death, LivenessEvent, WorkerInfo, WorkerState, worker_filter
-from liveness.v1 import activity_pb2, admin_pb2, component_metrics_service_pb2, service_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    component_metrics_service_pb2,
+    schedule_service_pb2,
+    service_pb2,
+)
 
 PAGE_MAX = 1_000
 WAIT_BACKOFF_MS = (20, 1_000)
@@ -99,6 +113,80 @@ class BlockingActivityHandle:
         return self._client.retry(self.ref)
 
 
+class BlockingSchedules:
+    """The schedules of the client's namespace: `client.schedules`."""
+
+    def __init__(self, client: BlockingClient) -> None:
+        self._client = client
+
+    def create(self, id: str, schedule: Schedule) -> ScheduleInfo:  # the API's name for it
+        """Create a schedule. The same one again changes nothing; one that differs raises ScheduleExists."""
+        request = schedule_service_pb2.CreateScheduleRequest(
+            namespace=self._client.namespace,
+            schedule_id=id,
+            spec=schedule_to_proto(self._client.converter, id, schedule),
+        )
+        return ScheduleInfo.from_proto((self._client.schedule_call("CreateSchedule", request)).schedule)
+
+    def update(self, id: str, schedule: Schedule) -> ScheduleInfo:  # the same
+        """Replace all that a schedule says. It continues with the first tick after now."""
+        request = schedule_service_pb2.UpdateScheduleRequest(
+            namespace=self._client.namespace,
+            schedule_id=id,
+            spec=schedule_to_proto(self._client.converter, id, schedule),
+        )
+        return ScheduleInfo.from_proto((self._client.schedule_call("UpdateSchedule", request)).schedule)
+
+    def get(self, id: str) -> ScheduleInfo:  # the same
+        """One schedule, with its next and last firings. Raises ScheduleUnknown if there is none."""
+        request = schedule_service_pb2.GetScheduleRequest(namespace=self._client.namespace, schedule_id=id)
+        return ScheduleInfo.from_proto((self._client.schedule_call("GetSchedule", request)).schedule)
+
+    def list(self, *, prefix: str = "", limit: int | None = None) -> builtins.list[ScheduleInfo]:
+        """BlockingSchedules whose ids begin with `prefix`, ordered by id."""
+        found: builtins.list[ScheduleInfo] = []
+        request = schedule_service_pb2.ListSchedulesRequest(namespace=self._client.namespace, prefix=prefix)
+        while limit is None or len(found) < limit:
+            request.page_size = min(PAGE_MAX, limit - len(found)) if limit is not None else PAGE_MAX
+            page = self._client.schedule_call("ListSchedules", request)
+            found.extend(map(ScheduleInfo.from_proto, page.schedules))
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                break
+        return found
+
+    def pause(self, id: str, *, reason: str = "") -> bool:  # the same
+        """Let it not fire until it is resumed. Returns False if it was paused already."""
+        request = schedule_service_pb2.PauseScheduleRequest(
+            namespace=self._client.namespace, schedule_id=id, reason=reason
+        )
+        return bool((self._client.schedule_call("PauseSchedule", request)).changed)
+
+    def resume(self, id: str, *, reason: str = "") -> bool:  # the same
+        """Continue with the first tick after now. Returns False if it was not paused."""
+        request = schedule_service_pb2.ResumeScheduleRequest(
+            namespace=self._client.namespace, schedule_id=id, reason=reason
+        )
+        return bool((self._client.schedule_call("ResumeSchedule", request)).changed)
+
+    def trigger(self, id: str, *, trigger_id: str = "") -> BlockingActivityHandle:  # the same
+        """Fire now, beside the ticks. `trigger_id`: the same one fires once, however often this is called."""
+        request = schedule_service_pb2.TriggerScheduleRequest(
+            namespace=self._client.namespace, schedule_id=id, trigger_id=trigger_id or uuid4().hex
+        )
+        answer = self._client.schedule_call("TriggerSchedule", request)
+        return BlockingActivityHandle(
+            self._client, activity_ref(answer.id), created=answer.created, state=ActivityState.AVAILABLE
+        )
+
+    def delete(self, id: str, *, reason: str = "") -> None:  # the same
+        """Delete a schedule. Activities that it has scheduled stay as they are."""
+        request = schedule_service_pb2.DeleteScheduleRequest(
+            namespace=self._client.namespace, schedule_id=id, reason=reason
+        )
+        self._client.schedule_call("DeleteSchedule", request)
+
+
 class BlockingClient:
     def __init__(
         self,
@@ -138,6 +226,15 @@ class BlockingClient:
     @property
     def namespace(self) -> str:
         return self._namespace
+
+    @property
+    def converter(self) -> Converter:
+        return self._converter
+
+    @property
+    def schedules(self) -> BlockingSchedules:
+        """Activities that are scheduled again and again."""
+        return BlockingSchedules(self)
 
     # -- activities
 
@@ -439,6 +536,19 @@ class BlockingClient:
                 error.rpc_failure,
                 name,
                 ref,
+                address=format_addresses(self._addresses),
+                namespace=self._namespace,
+            ) from None
+
+    def schedule_call(self, name: str, request: Any) -> Any:
+        """For `BlockingSchedules`."""
+        try:
+            return self._call_or_fail(lambda endpoint: getattr(endpoint.schedules, name), request)
+        except RpcFailed as error:
+            raise schedule_error(
+                error.rpc_failure,
+                name,
+                getattr(request, "schedule_id", ""),
                 address=format_addresses(self._addresses),
                 namespace=self._namespace,
             ) from None

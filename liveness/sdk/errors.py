@@ -22,6 +22,8 @@ LivenessSdkError
 │   └── NoNewWork
 ├── ActivityFailed          the activity ended without a result
 ├── WorkerUnknown           there is no worker of this key
+├── ScheduleUnknown         there is no schedule of this id
+├── ScheduleExists          there is one, and it says something else
 ├── AccessRefused           the server does not let this program do it
 │   ├── NotAuthenticated
 │   └── NotPermitted
@@ -176,6 +178,22 @@ class WorkerUnknown(_TemplatedSdkError):
     template = "There is no worker {worker} in the namespace {namespace}: {detail}"
 
     worker: str
+    namespace: str
+    detail: str
+
+
+class ScheduleUnknown(_TemplatedSdkError):
+    template = "There is no schedule {schedule} in the namespace {namespace}: {detail}"
+
+    schedule: str
+    namespace: str
+    detail: str
+
+
+class ScheduleExists(_TemplatedSdkError):
+    template = "Schedule {schedule} exists in the namespace {namespace} and says something else: {detail}"
+
+    schedule: str
     namespace: str
     detail: str
 

@@ -27,6 +27,7 @@ from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServi
 from liveness.v1.component_service_pb2_grpc import ComponentServiceStub
 from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
 from liveness.v1.registry_service_pb2_grpc import RegistryServiceStub
+from liveness.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
 CHANNEL_OPTIONS = (
@@ -72,6 +73,7 @@ class ServerEndpoint:
     metrics: ComponentMetricsServiceStub
     registry: RegistryServiceStub
     progress: ProgressServiceStub
+    schedules: ScheduleServiceStub
 
     @classmethod
     def connect(
@@ -90,6 +92,7 @@ class ServerEndpoint:
             ComponentMetricsServiceStub(channel),
             RegistryServiceStub(channel),
             ProgressServiceStub(channel),
+            ScheduleServiceStub(channel),
         )
 
 

@@ -36,6 +36,7 @@ _REDACTED_TYPES = frozenset(
         "Event",
         "DeathCertificate",
         "Activity",
+        "ScheduledActivity",
         "ActivityRef",
         "ActivityAttempt",
         "ProcessExit",

@@ -275,10 +275,33 @@ def _known_ms(value: Duration) -> int:
     return value.seconds * 1_000 + value.nanos // 1_000_000
 
 
+def timeouts_message(limits: TimeLimits) -> activity_pb2.ActivityTimeouts:
+    return activity_pb2.ActivityTimeouts(
+        **{
+            f"{name}_timeout": duration(limit_ms)
+            for name in _LIMIT_NAMES
+            if (limit_ms := getattr(limits, f"{name}_ms"))
+        }
+    )
+
+
+def retry_message(retry: Retry) -> activity_pb2.RetryPolicy:
+    return activity_pb2.RetryPolicy(
+        initial_interval=duration(retry.initial_ms),
+        backoff_coefficient=retry.coefficient,
+        maximum_interval=duration(retry.max_ms),
+        maximum_attempts=retry.max_attempts,
+        maximum_worker_deaths=retry.max_deaths,
+    )
+
+
+def priority_message(priority: Priority) -> activity_pb2.Priority:
+    return activity_pb2.Priority(**priority._asdict())
+
+
 def _add_limits(message: activity_pb2.Activity, activity: Activity, now_ms: int, wall_ms: int) -> None:
-    for name in _LIMIT_NAMES:
-        if limit_ms := getattr(activity.limits, f"{name}_ms"):
-            getattr(message.timeouts, f"{name}_timeout").CopyFrom(duration(limit_ms))
+    if activity.limits is not NO_LIMITS:
+        message.timeouts.CopyFrom(timeouts_message(activity.limits))
     if ends := limit_ends(activity):
         first = min(ends, key=lambda end: end.end_ms)
         message.timeout_time.CopyFrom(timestamp(wall_ms - now_ms + first.end_ms))
@@ -333,19 +356,11 @@ def activity_message(
         last_failure=activity.last_failure,
         shard_id=shard_id,
     )
-    if (retry := activity.retry) is not None:
-        message.retry_policy.CopyFrom(
-            activity_pb2.RetryPolicy(
-                initial_interval=duration(retry.initial_ms),
-                backoff_coefficient=retry.coefficient,
-                maximum_interval=duration(retry.max_ms),
-                maximum_attempts=retry.max_attempts,
-                maximum_worker_deaths=retry.max_deaths,
-            )
-        )
+    if activity.retry is not None:
+        message.retry_policy.CopyFrom(retry_message(activity.retry))
     _add_limits(message, activity, now_ms, wall_ms)
     if activity.priority is not DEFAULT_PRIORITY:
-        message.priority.CopyFrom(activity_pb2.Priority(**activity.priority._asdict()))
+        message.priority.CopyFrom(priority_message(activity.priority))
     if activity.timed_out:
         message.timeout_type = _TIMEOUT_TYPES[activity.timed_out]
     if activity.state is ActivityState.STARTED and activity.heard_wall_ms:

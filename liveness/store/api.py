@@ -15,6 +15,7 @@ from liveness.domain.errors import SeriesQuotaExceeded
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
 from liveness.domain.progress import UnitKey, UnitProgress
 from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
+from liveness.domain.schedule import Schedule
 from liveness.domain.silences import CountedSilence, Silence
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import BoundActivity, Worker, WorkerState
@@ -107,6 +108,18 @@ class QueueCount(NamedTuple):
     oldest_wall_ms: int
 
 
+class ObjectKey(NamedTuple):
+    """What has a name of its own in a namespace, beside workers, activities and units: a schedule."""
+
+    namespace: str
+    kind: str
+    """One of the kinds that `store/object_rows.py` lists."""
+    name: str
+
+
+StoredObject = Schedule
+
+
 @dataclass(slots=True)
 class ShardCommit:
     """Everything that one shard adds in one transaction. All of it becomes durable, or none."""
@@ -126,6 +139,8 @@ class ShardCommit:
     task_updates: dict[int, TaskUpdate] = field(default_factory=dict)
     progress: dict[UnitKey, UnitProgress | None] = field(default_factory=dict)
     """Rows to write; None to delete."""
+    objects: dict[ObjectKey, StoredObject | None] = field(default_factory=dict)
+    """The same."""
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
     verdicts: dict[str, VerdictCounts] = field(default_factory=dict)
     """Increments of the counts of each namespace."""
@@ -163,6 +178,7 @@ class ShardSnapshot(NamedTuple):
     epoch_floor: int = 1
     """The lowest lease epoch of a worker that registers; see `store/timeline.py`."""
     progress: Mapping[UnitKey, UnitProgress] = MappingProxyType({})
+    objects: Mapping[ObjectKey, StoredObject] = MappingProxyType({})
 
 
 class WorkerRow(NamedTuple):
@@ -222,6 +238,12 @@ class ProgressRow(NamedTuple):
     key: UnitKey
     shard_id: int
     progress: UnitProgress
+
+
+class ObjectRow(NamedTuple):
+    key: ObjectKey
+    shard_id: int
+    value: StoredObject
 
 
 class FeedPage(NamedTuple):
@@ -478,6 +500,11 @@ class Store(Protocol):
     async def list_activities(
         self, namespace: str, where: ActivityFilter, after: ActivityId | None, limit: int
     ) -> Page[ActivityRow]: ...
+
+    async def list_objects(
+        self, namespace: str, kind: str, prefix: str, after: str | None, limit: int
+    ) -> Page[ObjectRow]:
+        """Ordered by name. Fewer if the rows are large."""
 
     async def list_progress(
         self, namespace: str, prefix: str, failing: bool, after_unit: str | None, limit: int

@@ -34,6 +34,7 @@ from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
 from liveness.domain.registry import Entry, FormerSession
+from liveness.domain.schedule import Firing, Schedule
 from liveness.domain.worker import (
     NO_BINDINGS,
     NO_HANDED,
@@ -96,6 +97,12 @@ _EVENT_TYPES: dict[str, type] = {
         events.ActivityHandedOn,
         events.ProgressReported,
         events.ProgressForgotten,
+        events.ScheduleSaved,
+        events.SchedulePaused,
+        events.ScheduleResumed,
+        events.ScheduleFired,
+        events.ScheduleTicksDropped,
+        events.ScheduleDeleted,
         events.ConfigChanged,
         events.ShardTaken,
     )
@@ -575,6 +582,31 @@ def encode_progress(progress: UnitProgress) -> str:
 def decode_progress(failing: bool, payload: str) -> UnitProgress:
     stored = _progress_decoder.decode(payload)
     return UnitProgress(failing=failing, **{name: getattr(stored, name) for name in _PROGRESS_FIELDS})
+
+
+class _StoredSchedule(msgspec.Struct, omit_defaults=True):
+    spec: events.ScheduleSpec
+    created_ms: int
+    updated_ms: int
+    next_ms: int
+    paused: bool = False
+    pause_reason: str = ""
+    last_tick_ms: int = 0
+    fired: int = 0
+    missed: int = 0
+    overlapped: int = 0
+    firings: tuple[Firing, ...] = ()
+
+
+_schedule_decoder = msgspec.json.Decoder(_StoredSchedule)
+
+
+def encode_schedule(schedule: Schedule) -> str:
+    return _encode(_StoredSchedule(*schedule)).decode()
+
+
+def decode_schedule(payload: str) -> Schedule:
+    return Schedule(*astuple(_schedule_decoder.decode(payload)))
 
 
 _deaths_decoder = msgspec.json.Decoder(list[Death])

@@ -17,6 +17,7 @@ from liveness.store.bulk import insert_rows, update_rows
 from liveness.store.codec import LogRow, encode_entry
 from liveness.store.deaths import death_rows
 from liveness.store.errors import ShardsLost
+from liveness.store.object_rows import write_objects
 from liveness.store.progress_rows import write_progress
 from liveness.store.schema import (
     activities,
@@ -73,6 +74,7 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
         keep_columns=("shard_id",),
     )
     write_progress(connection, commits)
+    write_objects(connection, commits)
     for commit in commits:
         if commit.config:
             rows = [

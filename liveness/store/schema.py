@@ -13,6 +13,7 @@ slots       how many workers of a namespace each shard may hold; the sum never e
 relays      how far each shard's log was published to a broker
 deaths      projection: who died when, so that certificates count those who died with a worker
 progress    projection: how far units of work are
+objects     projection: schedules
 verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive
 silences    how long workers that lived were not heard, counted by length, for `liveness tune`
 deletions   which events retention has deleted from the log, so that no reader skips them without notice
@@ -315,6 +316,19 @@ silences = Table(
     Column("count", Int64, nullable=False),
     CheckConstraint("kind IN (1, 2, 3)", name="silences_kind"),
     CheckConstraint("terms_ms > 0 AND silence_ms > 0 AND count > 0", name="silences_counts"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+objects = Table(
+    "objects",
+    metadata,
+    Column("namespace", KeyText, primary_key=True),
+    Column("kind", KeyText, primary_key=True),
+    Column("name", KeyText, primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("payload", JsonText, nullable=False),
+    Index("objects_by_shard", "shard_id"),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

@@ -37,6 +37,7 @@ from liveness.store.api import (
     ActivityFilter,
     ActivityRow,
     FeedPage,
+    ObjectRow,
     ProgressRow,
     QueueCount,
     RelayBacklog,
@@ -70,6 +71,7 @@ from liveness.store.node_registry import (
     remove_nodes,
     renew_node,
 )
+from liveness.store.object_rows import list_objects
 from liveness.store.pages import Page, read_page
 from liveness.store.population import Population, TimedDeath, read_population, read_timed_deaths
 from liveness.store.prefixes import starts_with
@@ -645,6 +647,13 @@ class SqlStore:
             return Page.of(found, is_cut=rows.is_cut)
 
         return await self._database.read(read)
+
+    async def list_objects(
+        self, namespace: str, kind: str, prefix: str, after: str | None, limit: int
+    ) -> Page[ObjectRow]:
+        return await self._database.read(
+            lambda connection: list_objects(connection, namespace, kind, prefix, after, limit)
+        )
 
     async def list_progress(
         self, namespace: str, prefix: str, failing: bool, after_unit: str | None, limit: int

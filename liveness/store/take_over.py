@@ -18,6 +18,7 @@ from liveness.store.api import TAKEOVERS_KEPT, ShardSnapshot
 from liveness.store.bulk import insert_rows, read_rows
 from liveness.store.codec import LogEntry, LogRow, RenewalState, encode_entry
 from liveness.store.errors import LogIncomplete
+from liveness.store.object_rows import read_objects
 from liveness.store.progress_rows import read_progress
 from liveness.store.schema import activities, checkpoints, log, shards, slots, workers
 from liveness.store.timeline import read_epoch_floors
@@ -71,6 +72,7 @@ def take_over(
     slots_by_shard = _read_slots(connection, shard_ids)
     epoch_floors = read_epoch_floors(connection, shard_ids)
     progress = read_progress(connection, shard_ids)
+    objects = read_objects(connection, shard_ids)
     previous_heads = {head.shard_id: head.last_seq - 1 for head in heads}
     checkpoint_positions = {id: (row.seq, row.position) for id, row in checkpoint_rows.items()}
     tails = _read_tails(connection, previous_heads, checkpoint_positions, shard_workers)
@@ -90,6 +92,7 @@ def take_over(
             slots=slots_by_shard[head.shard_id],
             epoch_floor=epoch_floors.get(head.shard_id, 1),
             progress=progress[head.shard_id],
+            objects=objects[head.shard_id],
         )
         for head in heads
     ]

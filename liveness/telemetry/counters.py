@@ -32,6 +32,7 @@ class NamespaceCounters:
         "reschedule_outcomes",
         "reschedules",
         "resurrections",
+        "schedule_ticks",
         "session_replacements",
     )  # fmt: skip
 
@@ -58,6 +59,8 @@ class NamespaceCounters:
         """Successes and errors that durable reports of progress counted, and reports that had been counted before."""
         self.progress_errors = 0
         self.progress_repeated = 0
+        self.schedule_ticks: Counter[str] = Counter()
+        """Ticks of schedules by what became of them, and triggered firings."""
         self.reschedule_outcomes: Counter[tuple[str, str]] = Counter()
         """Attempts to reschedule them, by outcome and by sink."""
 

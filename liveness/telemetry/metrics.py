@@ -240,6 +240,26 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         ("namespace",),
         _per_namespace(lambda counters: counters.progress_repeated),
     ),
+    # -- schedules
+    GaugeMetric(
+        "liveness_schedules",
+        "Schedules; the limit is `max_schedules`.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.schedules()),
+    ),
+    GaugeMetric(
+        "liveness_paused_schedules",
+        "Schedules that do not fire until somebody resumes them.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.paused_schedules()),
+    ),
+    CounterMetric(
+        "liveness_schedule_ticks_total",
+        "Ticks of schedules by outcome: fired, missed (no server ran in time, or the activity quota was used up), overlapped "
+        "(the activity before was not finished); and triggered for firings by hand.",
+        ("namespace", "outcome"),
+        _per_namespace_and_reason(lambda counters: counters.schedule_ticks),
+    ),
     # -- workers
     GaugeMetric(
         "liveness_workers",

@@ -10,6 +10,7 @@ import structlog
 
 from liveness.domain.component import group_of
 from liveness.domain.errors import Denied, LivenessError
+from liveness.domain.events import ScheduleEvent, ScheduleFired, ScheduleTicksDropped
 from liveness.domain.registry import OFFLINE
 from liveness.domain.registry_decider import is_stale
 from liveness.domain.verdicts import VerdictCounts
@@ -214,6 +215,14 @@ class Telemetry(NodeListener):
         else:
             counters.progress_repeated += 1
 
+    def record_schedule(self, namespace: str, event: ScheduleEvent) -> None:
+        """Count an event about a schedule that is durable."""
+        ticks = self.counters.get(namespace).schedule_ticks
+        if isinstance(event, ScheduleFired):
+            ticks["fired" if event.tick_ms else "triggered"] += 1
+        elif isinstance(event, ScheduleTicksDropped):
+            ticks["overlapped" if event.overlapping else "missed"] += event.count
+
     def record_refused_items(self, namespace: str, errors: Collection[LivenessError]) -> None:
         """Count items of a batch as suspicious and denied. Other calls fail as a whole, and `server/oversight.py` sees that."""
         self.suspicion.count_reasons(caller_name(), namespace, (error.reason for error in errors))
@@ -310,6 +319,19 @@ class Telemetry(NodeListener):
         found: Counter[str] = Counter()
         for shard in self.node.shards():
             found.update(shard.progress.counts)
+        return found
+
+    def schedules(self) -> Counter[str]:
+        """Counts schedules by namespace."""
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            found.update(shard.objects.schedules.counts)
+        return found
+
+    def paused_schedules(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            found.update(shard.objects.schedules.paused_counts)
         return found
 
     def dead(self) -> Counter[str]:

@@ -147,6 +147,69 @@ export function cancelActivity(ns, id, done) {
   });
 }
 
+const ofSchedule = (ns, schedule, verb) => inNamespace(ns, `schedules/${encodeURIComponent(schedule.schedule_id)}/${verb}`);
+
+export function pauseSchedule(ns, schedule, done) {
+  ask({
+    title: 'Pause schedule',
+    subject: schedule.schedule_id,
+    sentence: 'It does not fire until it is resumed. Ticks that pass meanwhile are not missed.',
+    button: 'Pause',
+    fields: [REASON],
+    run: async ({ reason }) => {
+      const answer = await post(ofSchedule(ns, schedule, 'pause'), { reason });
+      done();
+      return answer.changed ? 'Paused.' : 'It was paused already.';
+    },
+  });
+}
+
+export function resumeSchedule(ns, schedule, done) {
+  ask({
+    title: 'Resume schedule',
+    subject: schedule.schedule_id,
+    sentence: 'It continues with its first tick from now on.',
+    button: 'Resume',
+    fields: [REASON],
+    run: async ({ reason }) => {
+      const answer = await post(ofSchedule(ns, schedule, 'resume'), { reason });
+      done();
+      return answer.changed ? 'Resumed.' : 'It was not paused.';
+    },
+  });
+}
+
+export function triggerSchedule(ns, schedule, done) {
+  const trigger_id = crypto.randomUUID?.() ?? String(Math.random());
+  ask({
+    title: 'Fire schedule now',
+    subject: schedule.schedule_id,
+    sentence: 'It schedules its activity now, beside its ticks, whether or not the one before is finished.',
+    button: 'Fire',
+    run: async () => {
+      const answer = await post(ofSchedule(ns, schedule, 'trigger'), { trigger_id });
+      done();
+      return `Fired: ${activityName(answer.id)}.`;
+    },
+  });
+}
+
+export function deleteSchedule(ns, schedule, done) {
+  ask({
+    title: 'Delete schedule',
+    subject: schedule.schedule_id,
+    sentence: 'It never fires again. Activities that it has scheduled stay as they are.',
+    button: 'Delete',
+    danger: true,
+    fields: [REASON],
+    run: async ({ reason }) => {
+      await post(ofSchedule(ns, schedule, 'delete'), { reason });
+      done();
+      return 'Deleted.';
+    },
+  });
+}
+
 export function forgetUnit(ns, unit, done) {
   ask({
     title: 'Forget unit',

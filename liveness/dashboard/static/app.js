@@ -23,6 +23,7 @@ import { Overview } from './views/overview.js';
 import { Progress } from './views/progress.js';
 import { Queues } from './views/queues.js';
 import { NoRegistry, Registry } from './views/registry.js';
+import { Schedules } from './views/schedules.js';
 import { Tasks } from './views/tasks.js';
 import { Worker } from './views/worker.js';
 import { Workers } from './views/workers.js';
@@ -37,6 +38,7 @@ const VIEWS = {
   activities: { view: Activities, title: 'Activities', needsNamespace: true },
   activity: { view: Activity, title: 'Activity', needsNamespace: true },
   queues: { view: Queues, title: 'Queues', needsNamespace: true },
+  schedules: { view: Schedules, title: 'Schedules', needsNamespace: true },
   progress: { view: Progress, title: 'Progress', needsNamespace: true },
   tasks: { view: Tasks, title: 'Tasks' },
   events: { view: Events, title: 'Events' },

@@ -57,6 +57,12 @@ const SENTENCES = {
   ActivityHandedOn: (e, d) => `${activity(e, d)} was taken by another engine`,
   ProgressReported: (e, d) => `unit ${d.unit}: ${progressed(d)} by ${d.worker}`,
   ProgressForgotten: (e, d) => `unit ${d.unit} was forgotten${by(d)}${because(d.reason)}`,
+  ScheduleSaved: (e, d) => `schedule ${d.schedule_id} schedules ${d.spec.activity.type} ${d.spec.cron ? `by ${d.spec.cron} (${d.spec.time_zone})` : `every ${showDuration(d.spec.every_ms)}`}${by(d)}`,
+  SchedulePaused: (e, d) => `schedule ${d.schedule_id} is paused${by(d)}${because(d.reason)}`,
+  ScheduleResumed: (e, d) => `schedule ${d.schedule_id} is resumed${by(d)}${because(d.reason)}`,
+  ScheduleFired: (e, d) => `schedule ${d.schedule_id} fired ${d.tick_ms ? `for ${new Date(d.tick_ms).toISOString().replace('.000', '')}` : `by hand${by(d)}`}`,
+  ScheduleTicksDropped: (e, d) => `schedule ${d.schedule_id} dropped ${counted(d.count, 'tick')}: ${d.overlapping ? 'the activity before is not finished' : 'nobody fired in time'}`,
+  ScheduleDeleted: (e, d) => `schedule ${d.schedule_id} was deleted${by(d)}${because(d.reason)}`,
   ConfigChanged: (e, d) => `settings changed${by(d)}${because(d.reason)}`,
   ShardTaken: (e, d) => `shard ${e.shard_id} is served by ${d.owner} under epoch ${d.epoch}`,
 };
@@ -102,7 +108,7 @@ export function sentenceOf(event) {
 
 const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityTimedOut', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
 const GOOD = new Set(['WorkerRegistered', 'WorkerResurrected', 'ActivityCompleted']);
-const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ProgressForgotten', 'ShardTaken', 'ActivityCancelled']);
+const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ProgressForgotten', 'ScheduleSaved', 'SchedulePaused', 'ScheduleResumed', 'ScheduleTicksDropped', 'ScheduleDeleted', 'ShardTaken', 'ActivityCancelled']);
 
 export function toneOfEvent(type) {
   if (BAD.has(type)) return 'bad';

@@ -19,6 +19,7 @@ const PLACES = [
   ['registry', 'Registry'],
   ['activities', 'Activities'],
   ['queues', 'Queues'],
+  ['schedules', 'Schedules'],
   ['progress', 'Progress'],
   ['tasks', 'Tasks'],
   ['events', 'Events'],
@@ -71,7 +72,7 @@ function NamespaceSwitcher({ name, ns, fleet }) {
   if (ns && !names.includes(ns)) names.unshift(ns);
   // A worker, a component or an activity does not exist in another namespace, so its list is shown.
   const change = (event) => go(PART_OF[name] ?? name, { ns: event.target.value });
-  const all = !ownNamespaces() && !['workers', 'components', 'registry', 'activities', 'queues', 'progress'].includes(PART_OF[name] ?? name);
+  const all = !ownNamespaces() && !['workers', 'components', 'registry', 'activities', 'queues', 'schedules', 'progress'].includes(PART_OF[name] ?? name);
   return html`<label class="namespace"><span>namespace</span>
     <select value=${ns} onChange=${change} aria-label="Namespace">
       ${(all || names.length === 0) && html`<option value="">all</option>`}

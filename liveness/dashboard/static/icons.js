@@ -8,6 +8,7 @@ const PATHS = {
   registry: 'M5 4h12a2 2 0 012 2v14H7a2 2 0 01-2-2zM5 18a2 2 0 012-2h12M9 8h6M9 11.5h6',
   activities: 'M12 3l8 4.5v9L12 21l-8-4.5v-9zM12 12l8-4.5M12 12v9M12 12L4 7.5',
   queues: 'M4 6h16M4 12h10M4 18h6',
+  schedules: 'M12 3a9 9 0 1 0 0 18a9 9 0 1 0 0-18M12 7v5l3 2',
   progress: 'M4 20h16M6 16v-4M11 16V9M16 16V5',
   tasks: 'M9 6h11M9 12h11M9 18h11M4 6l1 1 2-2M4 12l1 1 2-2M4 18l1 1 2-2',
   events: 'M5 5h14M5 10h9M5 15h14M5 20h6',

@@ -1,5 +1,5 @@
 // Keyboard shortcuts: "/" focuses the filter, "g" and a letter open a view, "?" shows help. Ignored while the user types.
-const VIEWS = { o: 'overview', w: 'workers', c: 'components', r: 'registry', a: 'activities', q: 'queues', p: 'progress', t: 'tasks', e: 'events', i: 'insight', n: 'nodes' };
+const VIEWS = { o: 'overview', w: 'workers', c: 'components', r: 'registry', a: 'activities', q: 'queues', s: 'schedules', p: 'progress', t: 'tasks', e: 'events', i: 'insight', n: 'nodes' };
 const PREFIX_MS = 1_200;
 
 export const HELP = [
@@ -10,6 +10,7 @@ export const HELP = [
   ['g r', 'registry'],
   ['g a', 'activities'],
   ['g q', 'queues'],
+  ['g s', 'schedules'],
   ['g p', 'progress'],
   ['g t', 'tasks'],
   ['g e', 'events'],

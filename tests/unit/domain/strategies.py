@@ -37,6 +37,7 @@ from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
 from liveness.domain.registry import Entry, FormerSession, Replica
+from liveness.domain.schedule import Firing, Schedule
 from liveness.domain.worker import (
     NO_HANDED,
     NO_STANDING,
@@ -211,6 +212,18 @@ certificates = st.builds(
 )
 
 # One strategy for each kind of event that is stored as its own row.
+schedule_specs = st.builds(
+    events.ScheduleSpec,
+    activity=st.builds(events.FiredActivity, text, text, blobs, text, retries, time_limits, priorities),
+    cron=text,
+    time_zone=text,
+    every_ms=numbers,
+    offset_ms=numbers,
+    missed=st.sampled_from(events.MissedPolicy),
+    overlap=st.sampled_from(events.OverlapPolicy),
+    window_ms=numbers,
+    note=text,
+)
 event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     events.WorkerRegistered: _activations(events.WorkerRegistered),
     events.SessionReplaced: _activations(events.SessionReplaced),
@@ -326,6 +339,26 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         errors=numbers,
     ),
     events.ProgressForgotten: st.builds(events.ProgressForgotten, unit=text, reason=text, by=text),
+    events.ScheduleSaved: st.builds(
+        events.ScheduleSaved, schedule_id=text, spec=schedule_specs, next_ms=times, by=text
+    ),
+    events.SchedulePaused: st.builds(events.SchedulePaused, schedule_id=text, reason=text, by=text),
+    events.ScheduleResumed: st.builds(
+        events.ScheduleResumed, schedule_id=text, next_ms=times, reason=text, by=text
+    ),
+    events.ScheduleFired: st.builds(
+        events.ScheduleFired, schedule_id=text, activity_id=text, tick_ms=times, next_ms=times, by=text
+    ),
+    events.ScheduleTicksDropped: st.builds(
+        events.ScheduleTicksDropped,
+        schedule_id=text,
+        count=counts,
+        first_ms=times,
+        last_ms=times,
+        overlapping=st.booleans(),
+        next_ms=times,
+    ),
+    events.ScheduleDeleted: st.builds(events.ScheduleDeleted, schedule_id=text, reason=text, by=text),
     events.ConfigChanged: st.builds(
         events.ConfigChanged, set=settings, unset=st.lists(text, max_size=3).map(tuple), reason=text, by=text
     ),
@@ -383,6 +416,20 @@ workers = st.builds(
     standing=standings,
     wall_offset_ms=offsets,
     heartbeats=numbers,
+)
+schedules = st.builds(
+    Schedule,
+    spec=schedule_specs,
+    created_ms=times,
+    updated_ms=times,
+    next_ms=times,
+    paused=st.booleans(),
+    pause_reason=text,
+    last_tick_ms=times,
+    fired=numbers,
+    missed=numbers,
+    overlapped=numbers,
+    firings=st.lists(st.builds(Firing, text, times, times), max_size=3).map(tuple),
 )
 units = st.builds(
     UnitProgress,

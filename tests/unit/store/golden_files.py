@@ -12,6 +12,7 @@ from liveness.domain.activity import Activity
 from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
+from liveness.domain.schedule import Schedule
 from liveness.domain.worker import BoundActivity, Worker
 from liveness.store.codec import LogEntry, LogRow, RenewalState
 from tests.unit.store import (
@@ -55,6 +56,7 @@ class Version(NamedTuple):
     take_overs: tuple[int, ...]
     deaths: list[Death]
     stored_progress: Mapping[str, UnitProgress]
+    stored_schedules: Mapping[str, Schedule]
 
     def rows(self) -> list[LogRow]:
         return _read_rows(self.name)
@@ -78,6 +80,7 @@ VERSIONS = [
         known.TAKE_OVERS,
         getattr(known, "DEATHS", []),
         getattr(known, "STORED_PROGRESS", {}),
+        getattr(known, "STORED_SCHEDULES", {}),
     )
     for name, known in (
         ("v1", golden_v1),

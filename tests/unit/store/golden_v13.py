@@ -1,5 +1,5 @@
 """The values that the golden rows of version 13 decode to: those of version 12, an activity with time limits, several errors in one
-report of progress, and a component whose name another process had before."""
+report of progress, a component whose name another process had before, and a schedule."""
 
 from __future__ import annotations
 
@@ -16,14 +16,26 @@ from liveness.domain.events import (
     ActivityScheduled,
     ActivityStarted,
     ActivityTimedOut,
+    Event,
+    FiredActivity,
+    MissedPolicy,
+    OverlapPolicy,
     Priority,
     ProgressReported,
     Retry,
+    ScheduleDeleted,
+    ScheduleFired,
+    SchedulePaused,
+    ScheduleResumed,
+    ScheduleSaved,
+    ScheduleSpec,
+    ScheduleTicksDropped,
     TimeLimit,
     TimeLimits,
 )
 from liveness.domain.keys import ActivityId
 from liveness.domain.registry import FormerSession
+from liveness.domain.schedule import Firing, Schedule
 from liveness.domain.worker import Worker
 from liveness.store.codec import LogEntry
 from tests.unit.store import golden_v9, golden_v11, golden_v12
@@ -40,7 +52,7 @@ from tests.unit.store.golden_v12 import (
 
 __all__ = [
     "DEATHS", "FINAL_ACTIVITIES", "FINAL_WORKERS", "MEANING", "PULSES", "SETTINGS", "STORED_ACTIVITIES", "STORED_BINDING",
-    "STORED_PROGRESS", "STORED_WORKERS", "TAKE_OVERS",
+    "STORED_PROGRESS", "STORED_SCHEDULES", "STORED_WORKERS", "TAKE_OVERS",
 ]  # fmt: skip
 
 LIMITED = ActivityId("workflow-9", "run", "begrenzt ⏱")
@@ -53,6 +65,23 @@ _OF: dict[str, Any] = {"run_id": LIMITED.run_id, "activity_id": LIMITED.activity
 
 def _about(at_ms: int, event: ActivityEvent) -> LogEntry:
     return LogEntry(0, "orders", None, LIMITED.workflow_id, WALL_MS + at_ms, at_ms, event)
+
+
+NIGHTLY = "nachts 🌙"
+FIRED = FiredActivity(
+    "report", "queue", b'{"gr\xc3\xb6\xc3\x9fe": 1}', "json/plain", Retry(max_attempts=3), LIMITS, PRIORITY
+)
+NIGHTLY_SPEC = ScheduleSpec(
+    FIRED, "30 2 * * mon-fri", "Europe/Berlin", missed=MissedPolicy.ALL, overlap=OverlapPolicy.SKIP, window_ms=5_000,
+    note="für Menschen",
+)  # fmt: skip
+EVERY = ScheduleSpec(FIRED._replace(input=b"", retry=Retry()), every_ms=60_000, offset_ms=1_000)
+TICK_MS = 1_790_037_000_000
+_SCHEDULE: dict[str, str] = {"schedule_id": NIGHTLY}
+
+
+def _of_schedule(at_ms: int, event: Event) -> LogEntry:
+    return LogEntry(0, "orders", None, None, WALL_MS + at_ms, at_ms, event)
 
 
 # fmt: off
@@ -95,6 +124,25 @@ _ADDED = [
     LogEntry(0, "orders", None, None, WALL_MS + 12_900, 12_900, ProgressReported(
         unit="table/größe", worker="worker-1", successes=0, error="weg", report_id="bericht-2", errors=3,
     )),
+    _of_schedule(15_000, ScheduleSaved(**_SCHEDULE, spec=EVERY, next_ms=TICK_MS)),
+    _of_schedule(15_100, ScheduleSaved(**_SCHEDULE, spec=NIGHTLY_SPEC, next_ms=TICK_MS, by=golden_v9.OPERATOR)),
+    _of_schedule(15_200, ScheduleFired(
+        **_SCHEDULE, activity_id="2026-09-22T00:30:00Z", tick_ms=TICK_MS, next_ms=TICK_MS + 86_400_000,
+    )),
+    _of_schedule(15_300, ScheduleTicksDropped(
+        **_SCHEDULE, count=2, first_ms=TICK_MS + 86_400_000, last_ms=TICK_MS + 172_800_000, overlapping=False,
+        next_ms=TICK_MS + 259_200_000,
+    )),
+    _of_schedule(15_400, ScheduleTicksDropped(
+        **_SCHEDULE, count=1, first_ms=TICK_MS + 259_200_000, last_ms=TICK_MS + 259_200_000, overlapping=True,
+        next_ms=TICK_MS + 345_600_000,
+    )),
+    _of_schedule(15_500, ScheduleFired(
+        **_SCHEDULE, activity_id="trigger-größe", tick_ms=0, next_ms=TICK_MS + 345_600_000, by=golden_v9.OPERATOR,
+    )),
+    _of_schedule(15_600, SchedulePaused(**_SCHEDULE, reason="umzug 🚚", by=golden_v9.OPERATOR)),
+    _of_schedule(15_700, ScheduleResumed(**_SCHEDULE, next_ms=0, reason="fertig", by=golden_v9.OPERATOR)),
+    _of_schedule(15_800, ScheduleDeleted(**_SCHEDULE, reason="weg", by=golden_v9.OPERATOR)),
 ]
 # fmt: on
 
@@ -164,4 +212,25 @@ STORED_WORKERS: dict[str, Worker | None] = {
         superseded=("wirt:1",),
         standing=_SUCCEEDED.standing._replace(former=(FormerSession("wirt:1", 17),)),
     ),
+}
+
+_PAUSED = Schedule(
+    NIGHTLY_SPEC,
+    WALL_MS + 15_000,
+    WALL_MS + 15_600,
+    TICK_MS + 345_600_000,
+    paused=True,
+    pause_reason="umzug 🚚",
+    last_tick_ms=TICK_MS,
+    fired=2,
+    missed=2,
+    overlapped=1,
+    firings=(
+        Firing("2026-09-22T00:30:00Z", TICK_MS, WALL_MS + 15_200),
+        Firing("trigger-größe", 0, WALL_MS + 15_500),
+    ),
+)
+STORED_SCHEDULES = {
+    "schedule": _PAUSED,
+    "new schedule": Schedule(EVERY, WALL_MS + 15_000, WALL_MS + 15_000, TICK_MS),
 }

@@ -15,6 +15,7 @@ from liveness.domain.death_certificate import ConcurrentDeaths, DeathEvidence, S
 from liveness.domain.events import Event, LeaseRenewed, WorkerDeactivated
 from liveness.domain.keys import IDENTIFIER_BYTES_MAX
 from liveness.domain.progress import UnitProgress
+from liveness.domain.schedule import Schedule
 from liveness.domain.worker import (
     NO_PROFILE,
     NO_STANDING,
@@ -188,6 +189,11 @@ def test_the_version_before_heartbeats_were_counted_reads_a_checkpoint_with_coun
 @given(strategies.units)
 def test_progress_round_trips(unit: UnitProgress) -> None:
     assert codec.decode_progress(unit.failing, codec.encode_progress(unit)) == unit
+
+
+@given(strategies.schedules)
+def test_schedules_round_trip(schedule: Schedule) -> None:
+    assert codec.decode_schedule(codec.encode_schedule(schedule)) == schedule
 
 
 @given(strategies.settings)

@@ -16,6 +16,7 @@ from liveness.domain.activity import Activity
 from liveness.domain.events import (
     ProgressForgotten,
     ProgressReported,
+    ScheduleEvent,
     WorkerCleanedUp,
     WorkerDeactivated,
     WorkerForgotten,
@@ -24,6 +25,8 @@ from liveness.domain.fold import evolve
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
 from liveness.domain.progress import evolve as evolve_progress
+from liveness.domain.schedule import Schedule
+from liveness.domain.schedule import evolve as evolve_schedule
 from liveness.domain.worker import InactiveReason, Worker
 from liveness.store import codec
 from liveness.store.codec import RenewalBatch, decode_entry, encode_entry
@@ -79,6 +82,21 @@ def test_folding_the_golden_log_gives_the_same_progress() -> None:
     assert (last.errors, last.failing, last.report_ids) == (3, True, ("bericht-2",))
 
 
+def test_folding_the_golden_log_gives_the_same_schedules() -> None:
+    known: Schedule | None = None
+    seen: list[Schedule | None] = []
+    for entry in map(decode_entry, NEWEST.rows()):
+        if isinstance(entry.event, ScheduleEvent):
+            known = evolve_schedule(known, entry.event, entry.wall_ms)
+            seen.append(known)
+    assert seen[0] == NEWEST.stored_schedules["new schedule"]
+    assert seen[-3] == NEWEST.stored_schedules["schedule"]
+    resumed, last = seen[-2:]
+    assert resumed is not None
+    assert (resumed.paused, resumed.pause_reason, resumed.due_ms) == (False, "", 0)
+    assert last is None
+
+
 @every_version
 def test_folding_the_golden_log_gives_the_same_activities(version: Version) -> None:
     known: dict[ActivityId, Activity] = {}
@@ -101,6 +119,8 @@ def test_golden_projections_decode_to_their_recorded_values(version: Version) ->
         assert codec.decode_activity(*columns, forms.pop(name)) == activity
     for name, progress in version.stored_progress.items():
         assert codec.decode_progress(progress.failing, forms.pop(name)) == progress
+    for name, schedule in version.stored_schedules.items():
+        assert codec.decode_schedule(forms.pop(name)) == schedule
     assert codec.decode_bound_activity(forms.pop("bound_activity")) == version.stored_binding
     assert codec.decode_renewal_states(forms.pop("pulses")) == version.renewal_states
     assert codec.decode_settings(forms.pop("settings")) == version.settings
@@ -191,6 +211,7 @@ def written_forms(version: Version) -> dict[str, str]:
         **{name: codec.encode_worker(worker) for name, worker in version.stored_workers.items() if worker},
         **{name: codec.encode_activity(activity) for name, activity in version.stored_activities.items()},
         **{name: codec.encode_progress(progress) for name, progress in version.stored_progress.items()},
+        **{name: codec.encode_schedule(schedule) for name, schedule in version.stored_schedules.items()},
         "bound_activity": codec.encode_bound_activity(version.stored_binding),
         "pulses": codec.encode_renewal_states(version.renewal_states),
         "settings": codec.encode_settings(version.settings),
