@@ -61,6 +61,7 @@ from liveness.server.cluster_service import ClusterService
 from liveness.server.component_metrics_service import ComponentMetricsService
 from liveness.server.component_orders import SupervisorMail
 from liveness.server.component_service import ComponentService
+from liveness.server.concurrency_limits import ConcurrencyLimits
 from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
@@ -649,6 +650,7 @@ class Server:
                 self.telemetry,
                 TaskQueues(node, self.matching, self.queue_rates, self.all_nodes),
                 self.own_calls,
+                ConcurrencyLimits(node, self.quotas, self.all_nodes),
             ),
             ComponentService(node, workers, self.supervisor_mail),
             self.component_metrics,

@@ -46,6 +46,7 @@ COMMANDS = {
         "queues", "Show what waits in task queues, who polls them, and how fast they move."
     ),
     "schedules": CommandEntry("schedules", "Schedule activities again and again, by cron or interval."),
+    "limits": CommandEntry("limits", "Limit how many activities of a workflow run at once."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "incidents": CommandEntry("incidents", "Show workers that died together, and what they have in common."),
     "tune": CommandEntry("tune", "Replay the history of NAMESPACE with other settings, and recommend one."),

@@ -57,6 +57,7 @@ def activity_fields(activity: Activity) -> list[tuple[str, object]]:
         ("state", _state_text(activity)),
         ("since", since and f"{since} ({format_age(activity, 'since')})"),
         ("due", format_time(activity, "due_time")),
+        ("waits because", activity.waiting_reason),
         ("type", activity.activity_type),
         ("task queue", activity.task_queue),
         ("attempt", activity.attempt),

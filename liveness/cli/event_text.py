@@ -574,6 +574,19 @@ def _schedule_deleted(event: Event, data: Data) -> EventText:
     return EventText(EventTone.OPERATOR, _schedule_name(data), text)
 
 
+# -- concurrency limits
+
+
+def _limit_set(event: Event, data: Data) -> EventText:
+    text = f"may have {_activity_count(data['maximum'])} running at once{_by(data)}{_reason_suffix(data['reason'])}"
+    return EventText(EventTone.OPERATOR, f"workflow {data['workflow_id']}", text)
+
+
+def _limit_removed(event: Event, data: Data) -> EventText:
+    text = f"has no concurrency limit any more{_by(data)}{_reason_suffix(data['reason'])}"
+    return EventText(EventTone.OPERATOR, f"workflow {data['workflow_id']}", text)
+
+
 # -- the rest
 
 
@@ -657,6 +670,8 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "ScheduleFired": _schedule_fired,
     "ScheduleTicksDropped": _schedule_ticks_dropped,
     "ScheduleDeleted": _schedule_deleted,
+    "ConcurrencyLimitSet": _limit_set,
+    "ConcurrencyLimitRemoved": _limit_removed,
     "ConfigChanged": _config_changed,
     "ShardTaken": _shard_taken,
 }

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from liveness.cluster.peers import Peers
 from liveness.cluster.slots import (
+    CONCURRENCY_LIMITS,
     OPEN_ACTIVITIES,
     OPEN_ACTIVITY_BYTES,
     SCHEDULES,
@@ -28,6 +29,7 @@ from liveness.domain.errors import (
     ActivityBytesExceeded,
     ActivityQuotaExceeded,
     Exhausted,
+    LimitQuotaExceeded,
     ScheduleQuotaExceeded,
     Unavailable,
     UnitQuotaExceeded,
@@ -187,6 +189,33 @@ class Quotas:
         if not await self._slots.acquire(SCHEDULES, shard.id, namespace, policy, Counter({shard.id: 1})):
             self._remember_full(SCHEDULES, namespace, policy, use, 1, 0)
             raise ScheduleQuotaExceeded(namespace=namespace, limit=policy.max_schedules)
+
+    # -- concurrency limits
+
+    def has_room_for_limit(self, shard: Shard, namespace: str) -> bool:
+        """Whether the shard may have one more concurrency limit. False: acquire a slot first. Raises if the namespace has its
+        quota."""
+        policy = self._node.policies.of(namespace)
+        if self._slots is None:
+            if self._node.count_concurrency_limits(namespace) >= policy.max_concurrency_limits:
+                raise LimitQuotaExceeded(namespace=namespace, limit=policy.max_concurrency_limits)
+            return True
+        if CONCURRENCY_LIMITS.has_room(shard, namespace, 1):
+            return True
+        if self._is_full(CONCURRENCY_LIMITS, namespace, policy, 1) is not None:
+            raise LimitQuotaExceeded(namespace=namespace, limit=policy.max_concurrency_limits)
+        return False
+
+    async def acquire_for_limit(self, shard: Shard, namespace: str) -> None:
+        """Acquire a slot for one more concurrency limit. Raises if the namespace has its quota."""
+        assert self._slots is not None
+        policy = self._node.policies.of(namespace)
+        use = self._use(CONCURRENCY_LIMITS, namespace)
+        if not await self._slots.acquire(
+            CONCURRENCY_LIMITS, shard.id, namespace, policy, Counter({shard.id: 1})
+        ):
+            self._remember_full(CONCURRENCY_LIMITS, namespace, policy, use, 1, 0)
+            raise LimitQuotaExceeded(namespace=namespace, limit=policy.max_concurrency_limits)
 
     # -- full namespaces
 

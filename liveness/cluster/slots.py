@@ -70,7 +70,13 @@ SCHEDULES = Resource(
     lambda policy: policy.max_schedules,
     20,
 )
-RESOURCES = (WORKERS, OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES, UNITS, SCHEDULES)
+CONCURRENCY_LIMITS = Resource(
+    "\x1fconcurrency limits",
+    lambda shard, namespace: shard.objects.limits.counts[namespace],
+    lambda policy: policy.max_concurrency_limits,
+    100,
+)
+RESOURCES = (WORKERS, OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES, UNITS, SCHEDULES, CONCURRENCY_LIMITS)
 
 
 class Slots:

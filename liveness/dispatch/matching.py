@@ -9,15 +9,21 @@ to the other nodes, and a poll that finds nothing on its own node fetches activi
 
 A poll may name the activity types that its worker can run, and gets no others. An activity of a type that nobody polls for
 waits, and holds up no other.
+
+The available activities of a workflow with a concurrency limit are parked. As many come to the queue as may start, by priority and then the
+oldest first; they are parked again if others start before them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from heapq import heappop, heappush
 from itertools import islice
 from math import ceil
 from operator import itemgetter
+from typing import NamedTuple
 
 import structlog
 
@@ -34,6 +40,7 @@ from liveness.dispatch.remote import RemoteOwnership
 from liveness.domain import worker_control
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import current_holder
+from liveness.domain.concurrency import LimitKey
 from liveness.domain.errors import InvalidField, LivenessError, ShuttingDown, TooManyPolls, Unavailable
 from liveness.domain.events import BindingsChanged, BindingsEnded
 from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
@@ -53,8 +60,18 @@ HAND_OUT_BYTES_MAX = 4 * 1024 * 1024
 """How many bytes of payloads one poll gets at most, apart from its last activity: a hundred large ones would be an answer of
 25 MiB, which takes long to build and which most clients refuse."""
 """How many polls of one queue may ask other nodes at the same time."""
+UNPARKED_MAX = 1_000
+"""How many parked activities of one workflow come back at once."""
 MATCHES_PER_TURN = 100
 """After this many, the event loop serves other calls first."""
+
+
+class _Parked(NamedTuple):
+    """An available activity whose workflow has reached its concurrency limit."""
+
+    priority_key: int
+    since_ms: int
+    key: ActivityKey
 
 
 class Poll:
@@ -131,6 +148,9 @@ class Matching(NodeListener):
         self._polls: dict[WorkerKey, dict[Poll, None]] = {}
         self._ready_queues: dict[QueueName, None] = {}
         """Queues that may have a match, next one first."""
+        self._parked: dict[LimitKey, list[_Parked]] = {}
+        """A heap for each workflow. Entries that are out of date are found when they come to the front."""
+        self._parked_keys: set[ActivityKey] = set()
         self._scheduled_turn: asyncio.Handle | None = None
         self._offers_repeated = 0
         self._is_closed = False
@@ -153,6 +173,9 @@ class Matching(NodeListener):
                 queue.available.discard(key)
             if queue.is_idle:
                 del self._queues[name]
+        for limit_key in tuple(self._parked):
+            if shard_of(*limit_key, self._node.shard_count) == shard.id:
+                self._parked_keys.difference_update(entry.key for entry in self._parked.pop(limit_key))
         for worker_key in tuple(self._polls):
             if shard_of(*worker_key, self._node.shard_count) == shard.id:
                 self._recheck_worker(worker_key)
@@ -167,6 +190,11 @@ class Matching(NodeListener):
                     self._offer(key, activity)
                 else:
                     self._withdraw_offer(key, activity.task_queue)
+                if self._parked:
+                    self._unpark(LimitKey(key.namespace, key.workflow_id))
+            if self._parked:
+                for object_key in part.commit.objects:
+                    self._unpark(LimitKey(object_key.namespace, object_key.name))
             for worker in part.changed_orders:
                 self._recheck_worker(worker)
             for entry in part.commit.entries:
@@ -175,12 +203,57 @@ class Matching(NodeListener):
                     self._recheck_worker(WorkerKey(entry.namespace or "", entry.worker))
 
     def _offer(self, key: ActivityKey, activity: Activity) -> None:
+        """Let polls have an available activity; at once, or when its concurrency limit has a free slot."""
+        limit_key = LimitKey(key.namespace, key.workflow_id)
+        if self._is_limited(limit_key):
+            self._park(key, activity)
+            self._unpark(limit_key)
+        else:
+            self._add(key, activity)
+
+    def _add(self, key: ActivityKey, activity: Activity) -> None:
         name, activity_type = (key.namespace, activity.task_queue), activity.type
         queue = self._queue(name)
         is_first_of_type = queue.available.add(key, activity_type, activity.priority)
         if is_first_of_type and not queue.polls_for(lambda types: types is None or activity_type in types):
             self._announce([Offer(*name, activity_type)])
         self._mark_ready(name)
+
+    def tick(self) -> None:
+        """Bring back what is parked although its workflow has free slots, because a hand-out came to nothing."""
+        for limit_key in tuple(self._parked):
+            self._unpark(limit_key)
+
+    def _is_limited(self, limit_key: LimitKey) -> bool:
+        try:
+            return limit_key in self._node.shard(*limit_key).objects.limits
+        except Unavailable:
+            return False
+
+    def _park(self, key: ActivityKey, activity: Activity) -> None:
+        if key not in self._parked_keys:
+            self._parked_keys.add(key)
+            entry = _Parked(activity.priority.priority_key, activity.since_ms, key)
+            heappush(self._parked.setdefault(LimitKey(key.namespace, key.workflow_id), []), entry)
+
+    def _unpark(self, limit_key: LimitKey) -> None:
+        """Offer as many parked activities of a workflow as may start now."""
+        parked = self._parked.get(limit_key)
+        if parked is None:
+            return
+        try:
+            limits = self._node.shard(*limit_key).objects.limits
+        except Unavailable:
+            return  # they are offered again when the shard opens
+        left = min(limits.free_slots(limit_key), UNPARKED_MAX)
+        while parked and left > 0:
+            key = heappop(parked).key
+            self._parked_keys.discard(key)
+            if (activity := self._find_available(key)) is not None:
+                left -= 1
+                self._add(key, activity)
+        if not parked:
+            del self._parked[limit_key]
 
     def _withdraw_offer(self, key: ActivityKey, task_queue: str) -> None:
         """Forget an activity that was claimed or cancelled. Polls for its type might never come and find it outdated."""
@@ -545,6 +618,8 @@ class Matching(NodeListener):
         queue."""
         found: list[ActivityKey] = []
         found_bytes = 0
+        chosen: Counter[LimitKey] = Counter()
+        without_slot: list[tuple[ActivityKey, Activity]] = []
         outdated: list[ActivityKey] = []
         for key in queue.available.in_order(types):
             activity = self._find_available(key)
@@ -554,12 +629,20 @@ class Matching(NodeListener):
             ):
                 outdated.append(key)
                 continue
+            limit_key = LimitKey(key.namespace, key.workflow_id)
+            if self._ownership.free_slots(key) <= chosen[limit_key]:
+                without_slot.append((key, activity))
+                continue
+            chosen[limit_key] += 1
             found.append(key)
             found_bytes += payload_bytes(activity)
             if len(found) >= limit or found_bytes >= HAND_OUT_BYTES_MAX:
                 break
         for key in outdated:
             queue.available.discard(key)
+        for key, activity in without_slot:
+            queue.available.discard(key)
+            self._park(key, activity)
         return found
 
     def _find_available(self, key: ActivityKey) -> Activity | None:

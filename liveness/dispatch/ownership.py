@@ -11,6 +11,7 @@ available again. A binding to an attempt that has ended does no harm: its resche
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -37,9 +38,11 @@ from liveness.domain.activity_decider import (
     current_holder,
     fenced_off_error,
 )
+from liveness.domain.concurrency import LimitKey
 from liveness.domain.decider import check_session_is_named
 from liveness.domain.errors import (
     ActivityNotAvailable,
+    ConcurrencyLimitReached,
     FencedOff,
     LivenessError,
     SessionNotCurrent,
@@ -202,7 +205,7 @@ class ActivityOwnership:
         """Give available activities to a worker whose shard this node serves, in this turn of the event loop. Returns
         those that the worker's quota allowed, from the first on. They are durable with the next commit of both shards;
         the answer must wait for it."""
-        offers = self._offers(keys)
+        offers = self._offers(self._startable(keys))
         policy = self._node.policies.of(worker_key.namespace)
         worker_shard = self._node.shard(*worker_key)
         binding = bind_attempts(worker_shard, worker_key, session_id, list(offers.values()), policy)
@@ -212,7 +215,7 @@ class ActivityOwnership:
         self, keys: Sequence[ActivityKey], worker_key: WorkerKey, session_id: str
     ) -> list[tuple[ActivityKey, Activity]]:
         """Give available activities of this node to a worker whose shard may be on another node."""
-        offers = self._offers(keys)
+        offers = self._offers(self._startable(keys))
         worker = self._bindings_of(worker_key)
         binding = await worker.bind(session_id, list(offers.values()))
         handed = self._start_offered(offers, worker_key, binding)
@@ -223,6 +226,21 @@ class ActivityOwnership:
             if key not in handed_keys:
                 await self._undo_binding(worker, key, worker_key, offered)
         return handed
+
+    def free_slots(self, key: ActivityKey) -> int:
+        """How many activities of the workflow its concurrency limit lets start now."""
+        return self.shard(key).objects.limits.free_slots(_limit_of(key))
+
+    def _startable(self, keys: Sequence[ActivityKey]) -> list[ActivityKey]:
+        """Those of these activities that may start together, from the first on."""
+        chosen: Counter[LimitKey] = Counter()
+        found: list[ActivityKey] = []
+        for key in keys:
+            limit = _limit_of(key)
+            if self.free_slots(key) > chosen[limit]:
+                chosen[limit] += 1
+                found.append(key)
+        return found
 
     def _offers(self, keys: Iterable[ActivityKey]) -> dict[ActivityKey, BoundActivity]:
         return {key: self._offer(key, self.shard(key).activities[key]) for key in keys}
@@ -247,6 +265,7 @@ class ActivityOwnership:
                 known is None
                 or known.state is not ActivityState.AVAILABLE
                 or self._offer(key, known) != offered
+                or self.free_slots(key) <= 0
             ):
                 continue
             policy = self._node.policies.of(key.namespace)
@@ -341,8 +360,16 @@ class ActivityOwnership:
         bound = known.bound() if known is not None else BoundActivity(*key.id, 0, spec.task_queue, b"")
         for event in events:
             if isinstance(event, ActivityStarted):
+                self._check_slot(shard, key)
                 bound = bound._replace(attempt=event.attempt)
         return events, bound
+
+    def _check_slot(self, shard: Shard, key: ActivityKey) -> None:
+        limit_key = _limit_of(key)
+        limit = shard.objects.limits.get(limit_key)
+        running = shard.objects.limits.running[limit_key]
+        if limit is not None and running >= limit.maximum:
+            raise ConcurrencyLimitReached(workflow=key.workflow_id, running=running, limit=limit.maximum)
 
     async def _commit_claim(
         self, key: ActivityKey, events: ActivityEvents, worker: WorkerBindings
@@ -526,6 +553,10 @@ class ActivityOwnership:
             return LocalWorkerBindings(self._node, worker_key, worker_shard)
         assert self._remote is not None
         return RemoteWorkerBindings(self._node, self._remote, worker_key)
+
+
+def _limit_of(key: ActivityKey) -> LimitKey:
+    return LimitKey(key.namespace, key.workflow_id)
 
 
 def _opens(events: ActivityEvents) -> bool:

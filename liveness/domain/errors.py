@@ -46,6 +46,8 @@ LivenessError
 │   ├── ActivityBytesExceeded
 │   ├── UnitQuotaExceeded
 │   ├── ScheduleQuotaExceeded
+│   ├── ConcurrencyLimitReached
+│   ├── LimitQuotaExceeded
 │   ├── TooManyPolls
 │   ├── TooManyWatchers
 │   ├── TooManyStreams
@@ -65,6 +67,7 @@ LivenessError
 │   ├── ActivityNotFound
 │   ├── UnitNotFound
 │   ├── ScheduleNotFound
+│   ├── ConcurrencyLimitNotFound
 │   ├── NamespaceNotFound
 │   ├── TaskNotFound
 │   └── TokenNotFound
@@ -485,6 +488,26 @@ class ScheduleQuotaExceeded(Exhausted):
     limit: int
 
 
+class ConcurrencyLimitReached(Exhausted):
+    reason = "CONCURRENCY_LIMIT_REACHED"
+    template = "{running} of {limit} activities of workflow {workflow} are running; wait until one ends, or raise the limit."
+
+    workflow: str
+    running: int
+    limit: int
+
+
+class LimitQuotaExceeded(Exhausted):
+    reason = "LIMIT_QUOTA_EXCEEDED"
+    template = (
+        "Namespace {namespace} has its {limit} concurrency limits; remove those that nobody needs any more, or raise "
+        "max_concurrency_limits."
+    )
+
+    namespace: str
+    limit: int
+
+
 class ActivityBytesExceeded(Exhausted):
     reason = "ACTIVITY_BYTES_EXCEEDED"
     template = (
@@ -591,6 +614,14 @@ class ScheduleNotFound(NotFound):
     template = "There is no schedule {schedule} in namespace {namespace}."
 
     schedule: str
+    namespace: str
+
+
+class ConcurrencyLimitNotFound(NotFound):
+    reason = "CONCURRENCY_LIMIT_NOT_FOUND"
+    template = "Workflow {workflow} has no concurrency limit in namespace {namespace}."
+
+    workflow: str
     namespace: str
 
 

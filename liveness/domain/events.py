@@ -637,6 +637,26 @@ ScheduleEvent = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrencyLimitSet:
+    """At most so many activities of a workflow may be STARTED at once from now on."""
+
+    workflow_id: str
+    maximum: int
+    reason: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrencyLimitRemoved:
+    workflow_id: str
+    reason: str = ""
+    by: str = ""
+
+
+ConcurrencyLimitEvent = ConcurrencyLimitSet | ConcurrencyLimitRemoved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigChanged:
     """The settings of one namespace changed, or the defaults that all namespaces inherit."""
 
@@ -660,6 +680,7 @@ Event = (
     | ProgressReported
     | ProgressForgotten
     | ScheduleEvent
+    | ConcurrencyLimitEvent
     | ConfigChanged
     | ShardTaken
 )

@@ -44,6 +44,8 @@ class Policy:
     """Limit on units of work whose progress is kept, in memory too, until an operator forgets them."""
     max_schedules: int = 1_000
     """Limit on schedules, which are kept in memory."""
+    max_concurrency_limits: int = 10_000
+    """Limit on concurrency limits, which are kept in memory."""
     namespace_heartbeat_rate: float = 0.0
     """Heartbeats per second of the whole namespace; 0 for no limit."""
     worker_heartbeat_rate: float = 50.0

@@ -80,6 +80,7 @@ class Node:
         """Open activities of each of these shards."""
         self._dropped_units: dict[int, Counter[str]] = {}
         self._dropped_schedules: dict[int, Counter[str]] = {}
+        self._dropped_limits: dict[int, Counter[str]] = {}
         """Units of work per namespace of each of these shards."""
         self._give_up_count = 0
         """How often `give_up_shards` was called; shards that were to be read again before are not."""
@@ -177,6 +178,7 @@ class Node:
         self._dropped_activities.clear()
         self._dropped_units.clear()
         self._dropped_schedules.clear()
+        self._dropped_limits.clear()
         if self.committer.abandon(served):
             self._tasks.start(self.committer.run())
         return len(served)
@@ -295,6 +297,12 @@ class Node:
             schedules[namespace] for schedules in self._dropped_schedules.values()
         )
 
+    def count_concurrency_limits(self, namespace: str) -> int:
+        """Concurrency limits of a namespace. A shard that is being read again counts as it was."""
+        return sum(shard.objects.limits.counts[namespace] for shard in self.shards()) + sum(
+            limits[namespace] for limits in self._dropped_limits.values()
+        )
+
     def counted(self) -> dict[str, Counted]:
         """What workers counted on this node since its start, by namespace, without what was refused or repeated. Includes
         heartbeats whose commit failed."""
@@ -399,6 +407,7 @@ class Node:
                 self._dropped_activities[shard.id] = shard.activities.open
                 self._dropped_units[shard.id] = shard.progress.counts
                 self._dropped_schedules[shard.id] = shard.objects.schedules.counts
+                self._dropped_limits[shard.id] = shard.objects.limits.counts
                 self._close(shard)
             shard.is_handed_over = False  # the commit that would have handed it over is lost
         if self._closing:
@@ -484,6 +493,7 @@ class Node:
             self._dropped_activities.pop(snapshot.shard_id, None)
             self._dropped_units.pop(snapshot.shard_id, None)
             self._dropped_schedules.pop(snapshot.shard_id, None)
+            self._dropped_limits.pop(snapshot.shard_id, None)
             taken.append(shard)
             for listener in self._listeners:
                 listener.shard_opened(shard)

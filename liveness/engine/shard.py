@@ -18,9 +18,11 @@ from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import ActivityEvents
 from liveness.domain.commands import Deactivate, Heartbeat
 from liveness.domain.component_decider import ComponentReport
+from liveness.domain.concurrency import ConcurrencyLimit, LimitKey
 from liveness.domain.death_certificate import DeathEvidence
 from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
+    ConcurrencyLimitEvent,
     ConfigChanged,
     LeaseRenewed,
     ReplicaSeen,
@@ -432,7 +434,24 @@ class Shard:
             self._mark_dirty()
         if now_ms is None:
             now_ms = self.now_ms()
-        return self.activities.apply(key, events, self._pending, self._wall_time(now_ms), now_ms)
+        before = self.activities.get(key)
+        after = self.activities.apply(key, events, self._pending, self._wall_time(now_ms), now_ms)
+        if events:
+            self.objects.limits.record_change(key, before, after)
+        return after
+
+    def change_limit(
+        self, key: LimitKey, events: tuple[ConcurrencyLimitEvent, ...]
+    ) -> ConcurrencyLimit | None:
+        """Returns the limit, as it is afterwards."""
+        now_ms = self.now_ms()
+        limit = self.objects.limits.get(key)
+        for event in events:
+            self._mark_dirty()
+            limit = self.objects.limits.apply(
+                key, event, self.activities.items(), self._pending, self._wall_time(now_ms), now_ms
+            )
+        return limit
 
     def report_progress(self, key: UnitKey, report: ProgressReport) -> bool:
         """Returns whether the report counts; it does not if it was counted before."""

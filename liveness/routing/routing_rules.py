@@ -55,6 +55,10 @@ def _by_workflow(request: Any) -> ShardKey:
     return request.namespace, request.id.workflow_id
 
 
+def _by_limit(request: Any) -> ShardKey:
+    return request.namespace, request.workflow_id
+
+
 def _by_group(request: Any) -> ShardKey:
     return request.namespace, supervisor_key(request.group)
 
@@ -116,6 +120,12 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     ),
     "ActivityService/ListActivities": ANY_NODE,
     "ActivityService/ListTaskQueues": ANY_NODE,
+    "ActivityService/SetConcurrencyLimit": RoutingRule(RoutingKind.BY_SHARD, shard_key=_by_limit),
+    # A second call would answer that there is no such limit, which hides the first.
+    "ActivityService/RemoveConcurrencyLimit": RoutingRule(
+        RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_limit
+    ),
+    "ActivityService/ListConcurrencyLimits": ANY_NODE,
     # A second call would find nothing more to do.
     "ActivityService/BulkUpdateActivities": RoutingRule(RoutingKind.ANY_NODE, wait_ms_max=BULK_MS_MAX),
     "ComponentService/ReportComponent": WORKER_SHARD,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from liveness.client_credentials import TLS, TokenFile
-    from liveness.sdk.activity_info import ActivityInfo, AttemptInfo
+    from liveness.sdk.activity_info import ActivityInfo, AttemptInfo, LimitInfo
     from liveness.sdk.binding import Binding
     from liveness.sdk.blocking_client import BlockingActivityHandle, BlockingClient, BlockingSchedules
     from liveness.sdk.client import ActivityHandle, Client, Schedules
@@ -105,6 +105,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidCredentials",
     "LeaseLost",
+    "LimitInfo",
     "LivenessEvent",
     "LivenessSdkError",
     "LostSignal",

@@ -56,6 +56,26 @@ def _outcome_name(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitInfo:
+    """How many activities of a workflow may run at once."""
+
+    workflow_id: str
+    maximum: int
+    running: int | None
+    """None if the node that knows does not answer, as with `waiting`."""
+    waiting: int | None
+
+    @classmethod
+    def from_proto(cls, message: activity_pb2.ConcurrencyLimit) -> Self:
+        return cls(
+            workflow_id=message.workflow_id,
+            maximum=message.maximum,
+            running=message.running if message.HasField("running") else None,
+            waiting=message.waiting if message.HasField("waiting") else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityInfo:
     """An activity as the server sees it."""
 

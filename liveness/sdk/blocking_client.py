@@ -14,7 +14,7 @@ from uuid import uuid4
 from google.protobuf.message import Message
 
 from liveness.client_credentials import TLS, Token
-from liveness.sdk.activity_info import ActivityInfo, AttemptInfo
+from liveness.sdk.activity_info import ActivityInfo, AttemptInfo, LimitInfo
 from liveness.sdk.addresses import Addresses, find_addresses, find_namespace, format_addresses
 from liveness.sdk.connection import Connection, SelectMethod, credentials_for
 from liveness.sdk.converter import DEFAULT_CONVERTER, Converter, encode
@@ -309,6 +309,34 @@ class BlockingClient:
             if not request.page_token:
                 break
         return found
+
+    def set_limit(self, workflow_id: str, maximum: int, *, reason: str = "") -> LimitInfo:
+        """At most `maximum` activities of a workflow run at once from now on. What runs already goes on."""
+        request = activity_pb2.SetConcurrencyLimitRequest(
+            namespace=self._namespace, workflow_id=workflow_id, maximum=maximum, reason=reason
+        )
+        answer = self._activity_call("SetConcurrencyLimit", request, ActivityRef(workflow_id))
+        return LimitInfo.from_proto(answer.limit)
+
+    def remove_limit(self, workflow_id: str, *, reason: str = "") -> None:
+        """Let any number of activities of a workflow run at once."""
+        request = activity_pb2.RemoveConcurrencyLimitRequest(
+            namespace=self._namespace, workflow_id=workflow_id, reason=reason
+        )
+        self._activity_call("RemoveConcurrencyLimit", request, ActivityRef(workflow_id))
+
+    def limits(self, *, prefix: str = "") -> builtins.list[LimitInfo]:
+        """The concurrency limits of workflows whose ids begin with `prefix`, ordered by id."""
+        found: builtins.list[LimitInfo] = []
+        request = activity_pb2.ListConcurrencyLimitsRequest(
+            namespace=self._namespace, prefix=prefix, page_size=PAGE_MAX
+        )
+        while True:
+            page = self._activity_call("ListConcurrencyLimits", request, ActivityRef("-"))
+            found.extend(map(LimitInfo.from_proto, page.limits))
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return found
 
     def attempts(self, id: ActivityOrId, *, type: str = "") -> builtins.list[AttemptInfo]:  # noqa: A002  # the same
         """Every attempt of an activity, oldest first, as far as the server keeps events."""

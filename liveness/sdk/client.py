@@ -24,7 +24,7 @@ from uuid import uuid4
 from google.protobuf.message import Message
 
 from liveness.client_credentials import TLS, Token
-from liveness.sdk.activity_info import ActivityInfo, AttemptInfo
+from liveness.sdk.activity_info import ActivityInfo, AttemptInfo, LimitInfo
 from liveness.sdk.addresses import Addresses, find_addresses, find_namespace, format_addresses
 from liveness.sdk.blocking_client import BlockingClient
 from liveness.sdk.connection import Connection, SelectMethod, credentials_for
@@ -333,6 +333,34 @@ class Client:
             if not request.page_token:
                 break
         return found
+
+    async def set_limit(self, workflow_id: str, maximum: int, *, reason: str = "") -> LimitInfo:
+        """At most `maximum` activities of a workflow run at once from now on. What runs already goes on."""
+        request = activity_pb2.SetConcurrencyLimitRequest(
+            namespace=self._namespace, workflow_id=workflow_id, maximum=maximum, reason=reason
+        )
+        answer = await self._activity_call("SetConcurrencyLimit", request, ActivityRef(workflow_id))
+        return LimitInfo.from_proto(answer.limit)
+
+    async def remove_limit(self, workflow_id: str, *, reason: str = "") -> None:
+        """Let any number of activities of a workflow run at once."""
+        request = activity_pb2.RemoveConcurrencyLimitRequest(
+            namespace=self._namespace, workflow_id=workflow_id, reason=reason
+        )
+        await self._activity_call("RemoveConcurrencyLimit", request, ActivityRef(workflow_id))
+
+    async def limits(self, *, prefix: str = "") -> builtins.list[LimitInfo]:
+        """The concurrency limits of workflows whose ids begin with `prefix`, ordered by id."""
+        found: builtins.list[LimitInfo] = []
+        request = activity_pb2.ListConcurrencyLimitsRequest(
+            namespace=self._namespace, prefix=prefix, page_size=PAGE_MAX
+        )
+        while True:
+            page = await self._activity_call("ListConcurrencyLimits", request, ActivityRef("-"))
+            found.extend(map(LimitInfo.from_proto, page.limits))
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return found
 
     async def attempts(self, id: ActivityOrId, *, type: str = "") -> builtins.list[AttemptInfo]:  # noqa: A002  # the same
         """Every attempt of an activity, oldest first, as far as the server keeps events."""

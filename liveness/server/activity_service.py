@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from liveness.dispatch.ownership import ActivityOwnership
-from liveness.domain.activity import Activity
+from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.errors import Exhausted, InvalidField, PageTokenInvalid
 from liveness.domain.events import ActivityHeartbeatRecorded
 from liveness.domain.keys import ActivityId, WorkerKey
@@ -18,6 +18,7 @@ from liveness.security.principal import caller_name
 from liveness.server import activity_wire as wire
 from liveness.server import tokens
 from liveness.server.bulk_activities import BulkActivities
+from liveness.server.concurrency_limits import ConcurrencyLimits, waiting_reason
 from liveness.server.task_queues import TaskQueues
 from liveness.server.validation import duration_ms, optional_identifier, page_size, require_identifier, text
 from liveness.server.wire import event_message, worker_key
@@ -72,6 +73,7 @@ class ActivityService:
         telemetry: Telemetry | None = None,
         task_queues: TaskQueues | None = None,
         calls: OwnCalls | None = None,
+        limits: ConcurrencyLimits | None = None,
     ) -> None:
         """`calls`: to the owners of other shards; None if this node serves all."""
         self._node = node
@@ -79,6 +81,7 @@ class ActivityService:
         self._poller = poller
         self._telemetry = telemetry
         self._task_queues = task_queues
+        self._limits = limits
         calls = calls or OwnCalls(None, node.clock)
         self._bulk = BulkActivities(node, calls, self.retry_activity, self.cancel_activity)
 
@@ -190,6 +193,8 @@ class ActivityService:
             wall_ms=self._node.clock.wall_ms(),
             include_payloads=True,
         )
+        if activity.state is ActivityState.AVAILABLE:
+            message.waiting_reason = waiting_reason(shard, key.namespace, key.workflow_id)
         return pb.DescribeActivityResponse(activity=message)
 
     async def get_activity_history(
@@ -242,6 +247,24 @@ class ActivityService:
     async def list_task_queues(self, request: pb.ListTaskQueuesRequest) -> pb.ListTaskQueuesResponse:
         assert self._task_queues is not None, "a whole server has them"
         return await self._task_queues.list(request)
+
+    async def set_concurrency_limit(
+        self, request: pb.SetConcurrencyLimitRequest
+    ) -> pb.SetConcurrencyLimitResponse:
+        assert self._limits is not None, "a whole server has them"
+        return await self._limits.set(request)
+
+    async def remove_concurrency_limit(
+        self, request: pb.RemoveConcurrencyLimitRequest
+    ) -> pb.RemoveConcurrencyLimitResponse:
+        assert self._limits is not None, "a whole server has them"
+        return await self._limits.remove(request)
+
+    async def list_concurrency_limits(
+        self, request: pb.ListConcurrencyLimitsRequest
+    ) -> pb.ListConcurrencyLimitsResponse:
+        assert self._limits is not None, "a whole server has them"
+        return await self._limits.list_page(request)
 
     async def bulk_update_activities(
         self, request: pb.BulkUpdateActivitiesRequest

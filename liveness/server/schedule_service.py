@@ -73,6 +73,7 @@ class ScheduleService:
 
         def build(row: ObjectRow) -> pb.Schedule:
             key = ScheduleKey(row.key.namespace, row.key.name)
+            assert isinstance(row.value, Schedule)
             return wire.schedule_message(key, row.value, row.shard_id, in_full=False)
 
         response = pb.ListSchedulesResponse(schedules=await build_in_slices(listed, build))

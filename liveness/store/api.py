@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.concurrency import ConcurrencyLimit
 from liveness.domain.death_certificate import Death
 from liveness.domain.errors import SeriesQuotaExceeded
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
@@ -109,7 +110,7 @@ class QueueCount(NamedTuple):
 
 
 class ObjectKey(NamedTuple):
-    """What has a name of its own in a namespace, beside workers, activities and units: a schedule."""
+    """What has a name of its own in a namespace, beside workers, activities and units: a schedule, a concurrency limit."""
 
     namespace: str
     kind: str
@@ -117,7 +118,7 @@ class ObjectKey(NamedTuple):
     name: str
 
 
-StoredObject = Schedule
+StoredObject = Schedule | ConcurrencyLimit
 
 
 @dataclass(slots=True)

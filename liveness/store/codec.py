@@ -20,6 +20,7 @@ from msgspec.structs import astuple
 from liveness.domain import events
 from liveness.domain.activity import Activity, ActivityState, EndedAttempt, ReleasedAttempt
 from liveness.domain.component import NO_ORDERS, Component, ComponentStatus, OrderAction, OrderBook
+from liveness.domain.concurrency import ConcurrencyLimit
 from liveness.domain.death_certificate import Death
 from liveness.domain.events import (
     DEFAULT_PRIORITY,
@@ -103,6 +104,8 @@ _EVENT_TYPES: dict[str, type] = {
         events.ScheduleFired,
         events.ScheduleTicksDropped,
         events.ScheduleDeleted,
+        events.ConcurrencyLimitSet,
+        events.ConcurrencyLimitRemoved,
         events.ConfigChanged,
         events.ShardTaken,
     )
@@ -607,6 +610,17 @@ def encode_schedule(schedule: Schedule) -> str:
 
 def decode_schedule(payload: str) -> Schedule:
     return Schedule(*astuple(_schedule_decoder.decode(payload)))
+
+
+_limit_decoder = msgspec.json.Decoder(ConcurrencyLimit)
+
+
+def encode_limit(limit: ConcurrencyLimit) -> str:
+    return _encode(limit).decode()
+
+
+def decode_limit(payload: str) -> ConcurrencyLimit:
+    return _limit_decoder.decode(payload)
 
 
 _deaths_decoder = msgspec.json.Decoder(list[Death])

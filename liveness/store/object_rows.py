@@ -1,4 +1,4 @@
-"""The table `objects`: the current row of each schedule, written in the commit that changes it."""
+"""The table `objects`: the current row of each schedule and concurrency limit, written in the commit that changes it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, delete, select
 
+from liveness.domain.concurrency import ConcurrencyLimit
 from liveness.store import codec
 from liveness.store.api import ObjectKey, ObjectRow, ShardCommit, StoredObject
 from liveness.store.bulk import insert_rows
@@ -17,6 +18,7 @@ from liveness.store.prefixes import starts_with
 from liveness.store.schema import objects
 
 SCHEDULE_KIND = "schedule"
+LIMIT_KIND = "concurrency limit"
 
 
 def write_objects(connection: Connection, commits: Sequence[ShardCommit]) -> None:
@@ -44,7 +46,11 @@ def _rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
     for commit in commits:
         for key, value in commit.objects.items():
             if value is not None:
-                yield *key, commit.shard_id, codec.add_checksum(codec.encode_schedule(value), *key)
+                yield *key, commit.shard_id, codec.add_checksum(_encode(value), *key)
+
+
+def _encode(value: StoredObject) -> str:
+    return codec.encode_limit(value) if isinstance(value, ConcurrencyLimit) else codec.encode_schedule(value)
 
 
 def read_objects(
@@ -77,6 +83,8 @@ def list_objects(
 def _decode(row: Row[Any]) -> ObjectRow:
     key = ObjectKey(row.namespace, row.kind, row.name)
     codec.verify_checksum(row.payload, "objects", *key)
+    if key.kind == LIMIT_KIND:
+        return ObjectRow(key, row.shard_id, codec.decode_limit(row.payload))
     if key.kind != SCHEDULE_KIND:
         raise WrittenByNewerVersion(what=f"an object of kind {key.kind}")
     return ObjectRow(key, row.shard_id, codec.decode_schedule(row.payload))

@@ -13,7 +13,7 @@ slots       how many workers of a namespace each shard may hold; the sum never e
 relays      how far each shard's log was published to a broker
 deaths      projection: who died when, so that certificates count those who died with a worker
 progress    projection: how far units of work are
-objects     projection: schedules
+objects     projection: schedules and concurrency limits
 verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive
 silences    how long workers that lived were not heard, counted by length, for `liveness tune`
 deletions   which events retention has deleted from the log, so that no reader skips them without notice

@@ -260,6 +260,25 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         ("namespace", "outcome"),
         _per_namespace_and_reason(lambda counters: counters.schedule_ticks),
     ),
+    # -- concurrency limits
+    GaugeMetric(
+        "liveness_concurrency_limits",
+        "Workflows with a concurrency limit; the limit on them is `max_concurrency_limits`.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.concurrency("counts")),
+    ),
+    GaugeMetric(
+        "liveness_concurrency_limited_running",
+        "Activities of these workflows that workers hold.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.concurrency("running")),
+    ),
+    GaugeMetric(
+        "liveness_concurrency_limited_waiting",
+        "Activities of these workflows that wait for a worker or for a free slot.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.concurrency("waiting")),
+    ),
     # -- workers
     GaugeMetric(
         "liveness_workers",

@@ -334,6 +334,18 @@ class Telemetry(NodeListener):
             found.update(shard.objects.schedules.paused_counts)
         return found
 
+    def concurrency(self, what: str) -> Counter[str]:
+        """Adds up the `counts`, `running` or `waiting` of concurrency limits by namespace."""
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            limits = shard.objects.limits
+            if what == "counts":
+                found.update(limits.counts)
+            else:
+                for key, count in getattr(limits, what).items():
+                    found[key.namespace] += count
+        return found
+
     def dead(self) -> Counter[str]:
         """Counts INACTIVE workers that died, by namespace."""
         found: Counter[str] = Counter()

@@ -320,6 +320,7 @@ class Activity(_message.Message):
     HEARTBEAT_DETAILS_ENCODING_FIELD_NUMBER: _builtins.int
     HEARTBEAT_DETAILS_TIME_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    WAITING_REASON_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     state: Global___ActivityState.ValueType
     activity_type: _builtins.str
@@ -351,6 +352,8 @@ class Activity(_message.Message):
     of it.
     """
     heartbeat_details_encoding: _builtins.str
+    waiting_reason: _builtins.str
+    """While AVAILABLE: why nobody may be handed it now. DescribeActivity only. Empty: it waits for a worker."""
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     @_builtins.property
@@ -411,10 +414,11 @@ class Activity(_message.Message):
         heartbeat_details_encoding: _builtins.str = ...,
         heartbeat_details_time: _timestamp_pb2.Timestamp | None = ...,
         priority: Global___Priority | None = ...,
+        waiting_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "last_heartbeat_time", b"last_heartbeat_time", "priority", b"priority", "retry_policy", b"retry_policy", "since", b"since", "timeout_time", b"timeout_time", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "heartbeat_details", b"heartbeat_details", "heartbeat_details_encoding", b"heartbeat_details_encoding", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "next_timeout_type", b"next_timeout_type", "priority", b"priority", "result", b"result", "result_encoding", b"result_encoding", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "timeout_time", b"timeout_time", "timeout_type", b"timeout_type", "timeouts", b"timeouts", "token", b"token", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "heartbeat_details", b"heartbeat_details", "heartbeat_details_encoding", b"heartbeat_details_encoding", "heartbeat_details_time", b"heartbeat_details_time", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "next_timeout_type", b"next_timeout_type", "priority", b"priority", "result", b"result", "result_encoding", b"result_encoding", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "timeout_time", b"timeout_time", "timeout_type", b"timeout_type", "timeouts", b"timeouts", "token", b"token", "waiting_reason", b"waiting_reason", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1411,6 +1415,198 @@ class ListTaskQueuesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListTaskQueuesResponse: _TypeAlias = ListTaskQueuesResponse  # noqa: Y015
+
+@_typing.final
+class ConcurrencyLimit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKFLOW_ID_FIELD_NUMBER: _builtins.int
+    MAXIMUM_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    SHARD_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    workflow_id: _builtins.str
+    maximum: _builtins.int
+    """How many of its activities may be STARTED at once."""
+    running: _builtins.int
+    """How many are STARTED, and how many are AVAILABLE. Unset: the node that knows does not answer."""
+    waiting: _builtins.int
+    shard_id: _builtins.int
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def update_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        workflow_id: _builtins.str = ...,
+        maximum: _builtins.int = ...,
+        running: _builtins.int | None = ...,
+        waiting: _builtins.int | None = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        update_time: _timestamp_pb2.Timestamp | None = ...,
+        shard_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_running", b"_running", "_waiting", b"_waiting", "create_time", b"create_time", "running", b"running", "update_time", b"update_time", "waiting", b"waiting"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_running", b"_running", "_waiting", b"_waiting", "create_time", b"create_time", "maximum", b"maximum", "namespace", b"namespace", "running", b"running", "shard_id", b"shard_id", "update_time", b"update_time", "waiting", b"waiting", "workflow_id", b"workflow_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__running: _TypeAlias = _typing.Literal["running"]  # noqa: Y015
+    _WhichOneofArgType__running: _TypeAlias = _typing.Literal["_running", b"_running"]  # noqa: Y015
+    _WhichOneofReturnType__waiting: _TypeAlias = _typing.Literal["waiting"]  # noqa: Y015
+    _WhichOneofArgType__waiting: _TypeAlias = _typing.Literal["_waiting", b"_waiting"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__running) -> _WhichOneofReturnType__running | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting) -> _WhichOneofReturnType__waiting | None: ...
+
+Global___ConcurrencyLimit: _TypeAlias = ConcurrencyLimit  # noqa: Y015
+
+@_typing.final
+class SetConcurrencyLimitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKFLOW_ID_FIELD_NUMBER: _builtins.int
+    MAXIMUM_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    workflow_id: _builtins.str
+    maximum: _builtins.int
+    """0 to 1,000,000. 0: none starts."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        workflow_id: _builtins.str = ...,
+        maximum: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["maximum", b"maximum", "namespace", b"namespace", "reason", b"reason", "workflow_id", b"workflow_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetConcurrencyLimitRequest: _TypeAlias = SetConcurrencyLimitRequest  # noqa: Y015
+
+@_typing.final
+class SetConcurrencyLimitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def limit(self) -> Global___ConcurrencyLimit: ...
+    def __init__(
+        self,
+        *,
+        limit: Global___ConcurrencyLimit | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetConcurrencyLimitResponse: _TypeAlias = SetConcurrencyLimitResponse  # noqa: Y015
+
+@_typing.final
+class RemoveConcurrencyLimitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKFLOW_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    workflow_id: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        workflow_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "reason", b"reason", "workflow_id", b"workflow_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveConcurrencyLimitRequest: _TypeAlias = RemoveConcurrencyLimitRequest  # noqa: Y015
+
+@_typing.final
+class RemoveConcurrencyLimitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveConcurrencyLimitResponse: _TypeAlias = RemoveConcurrencyLimitResponse  # noqa: Y015
+
+@_typing.final
+class ListConcurrencyLimitsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    prefix: _builtins.str
+    """Only workflows whose id begins with it."""
+    page_size: _builtins.int
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListConcurrencyLimitsRequest: _TypeAlias = ListConcurrencyLimitsRequest  # noqa: Y015
+
+@_typing.final
+class ListConcurrencyLimitsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMITS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConcurrencyLimit]: ...
+    def __init__(
+        self,
+        *,
+        limits: _abc.Iterable[Global___ConcurrencyLimit] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListConcurrencyLimitsResponse: _TypeAlias = ListConcurrencyLimitsResponse  # noqa: Y015
 
 @_typing.final
 class BulkUpdateActivitiesRequest(_message.Message):

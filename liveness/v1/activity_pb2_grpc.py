@@ -96,6 +96,21 @@ class ActivityServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_activity__pb2.ListTaskQueuesRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_activity__pb2.ListTaskQueuesResponse.FromString,
                 _registered_method=True)
+        self.SetConcurrencyLimit = channel.unary_unary(
+                '/liveness.v1.ActivityService/SetConcurrencyLimit',
+                request_serializer=liveness_dot_v1_dot_activity__pb2.SetConcurrencyLimitRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_activity__pb2.SetConcurrencyLimitResponse.FromString,
+                _registered_method=True)
+        self.RemoveConcurrencyLimit = channel.unary_unary(
+                '/liveness.v1.ActivityService/RemoveConcurrencyLimit',
+                request_serializer=liveness_dot_v1_dot_activity__pb2.RemoveConcurrencyLimitRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_activity__pb2.RemoveConcurrencyLimitResponse.FromString,
+                _registered_method=True)
+        self.ListConcurrencyLimits = channel.unary_unary(
+                '/liveness.v1.ActivityService/ListConcurrencyLimits',
+                request_serializer=liveness_dot_v1_dot_activity__pb2.ListConcurrencyLimitsRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_activity__pb2.ListConcurrencyLimitsResponse.FromString,
+                _registered_method=True)
         self.BulkUpdateActivities = channel.unary_unary(
                 '/liveness.v1.ActivityService/BulkUpdateActivities',
                 request_serializer=liveness_dot_v1_dot_activity__pb2.BulkUpdateActivitiesRequest.SerializeToString,
@@ -208,6 +223,27 @@ class ActivityServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetConcurrencyLimit(self, request, context):
+        """At most so many activities of a workflow are STARTED at once from now on, whichever nodes hand them out. Others wait as AVAILABLE.
+        What runs already goes on; if that is more, none starts until enough have ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveConcurrencyLimit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListConcurrencyLimits(self, request, context):
+        """Ordered by workflow_id, byte by byte.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BulkUpdateActivities(self, request, context):
         """Retries or cancels all activities that a filter chooses. Each call looks at some of them; repeat it with next_page_token until
         that is empty. An activity that another call changes meanwhile counts as refused.
@@ -289,6 +325,21 @@ def add_ActivityServiceServicer_to_server(servicer, server):
                     servicer.ListTaskQueues,
                     request_deserializer=liveness_dot_v1_dot_activity__pb2.ListTaskQueuesRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_activity__pb2.ListTaskQueuesResponse.SerializeToString,
+            ),
+            'SetConcurrencyLimit': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetConcurrencyLimit,
+                    request_deserializer=liveness_dot_v1_dot_activity__pb2.SetConcurrencyLimitRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_activity__pb2.SetConcurrencyLimitResponse.SerializeToString,
+            ),
+            'RemoveConcurrencyLimit': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveConcurrencyLimit,
+                    request_deserializer=liveness_dot_v1_dot_activity__pb2.RemoveConcurrencyLimitRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_activity__pb2.RemoveConcurrencyLimitResponse.SerializeToString,
+            ),
+            'ListConcurrencyLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListConcurrencyLimits,
+                    request_deserializer=liveness_dot_v1_dot_activity__pb2.ListConcurrencyLimitsRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_activity__pb2.ListConcurrencyLimitsResponse.SerializeToString,
             ),
             'BulkUpdateActivities': grpc.unary_unary_rpc_method_handler(
                     servicer.BulkUpdateActivities,
@@ -593,6 +644,87 @@ class ActivityService(object):
             '/liveness.v1.ActivityService/ListTaskQueues',
             liveness_dot_v1_dot_activity__pb2.ListTaskQueuesRequest.SerializeToString,
             liveness_dot_v1_dot_activity__pb2.ListTaskQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetConcurrencyLimit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.ActivityService/SetConcurrencyLimit',
+            liveness_dot_v1_dot_activity__pb2.SetConcurrencyLimitRequest.SerializeToString,
+            liveness_dot_v1_dot_activity__pb2.SetConcurrencyLimitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveConcurrencyLimit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.ActivityService/RemoveConcurrencyLimit',
+            liveness_dot_v1_dot_activity__pb2.RemoveConcurrencyLimitRequest.SerializeToString,
+            liveness_dot_v1_dot_activity__pb2.RemoveConcurrencyLimitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListConcurrencyLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.ActivityService/ListConcurrencyLimits',
+            liveness_dot_v1_dot_activity__pb2.ListConcurrencyLimitsRequest.SerializeToString,
+            liveness_dot_v1_dot_activity__pb2.ListConcurrencyLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,6 +75,13 @@ class ActivityServiceStub:
     """The task queues of a namespace that have activities, polls, or anything in the last minute, over all nodes, by name. A
     node that does not answer is left out.
     """
+    SetConcurrencyLimit: _grpc.UnaryUnaryMultiCallable[_activity_pb2.SetConcurrencyLimitRequest, _activity_pb2.SetConcurrencyLimitResponse]
+    """At most so many activities of a workflow are STARTED at once from now on, whichever nodes hand them out. Others wait as AVAILABLE.
+    What runs already goes on; if that is more, none starts until enough have ended.
+    """
+    RemoveConcurrencyLimit: _grpc.UnaryUnaryMultiCallable[_activity_pb2.RemoveConcurrencyLimitRequest, _activity_pb2.RemoveConcurrencyLimitResponse]
+    ListConcurrencyLimits: _grpc.UnaryUnaryMultiCallable[_activity_pb2.ListConcurrencyLimitsRequest, _activity_pb2.ListConcurrencyLimitsResponse]
+    """Ordered by workflow_id, byte by byte."""
     BulkUpdateActivities: _grpc.UnaryUnaryMultiCallable[_activity_pb2.BulkUpdateActivitiesRequest, _activity_pb2.BulkUpdateActivitiesResponse]
     """Retries or cancels all activities that a filter chooses. Each call looks at some of them; repeat it with next_page_token until
     that is empty. An activity that another call changes meanwhile counts as refused.
@@ -133,6 +140,13 @@ class ActivityServiceAsyncStub(ActivityServiceStub):
     """The task queues of a namespace that have activities, polls, or anything in the last minute, over all nodes, by name. A
     node that does not answer is left out.
     """
+    SetConcurrencyLimit: _aio.UnaryUnaryMultiCallable[_activity_pb2.SetConcurrencyLimitRequest, _activity_pb2.SetConcurrencyLimitResponse]  # type: ignore[assignment]
+    """At most so many activities of a workflow are STARTED at once from now on, whichever nodes hand them out. Others wait as AVAILABLE.
+    What runs already goes on; if that is more, none starts until enough have ended.
+    """
+    RemoveConcurrencyLimit: _aio.UnaryUnaryMultiCallable[_activity_pb2.RemoveConcurrencyLimitRequest, _activity_pb2.RemoveConcurrencyLimitResponse]  # type: ignore[assignment]
+    ListConcurrencyLimits: _aio.UnaryUnaryMultiCallable[_activity_pb2.ListConcurrencyLimitsRequest, _activity_pb2.ListConcurrencyLimitsResponse]  # type: ignore[assignment]
+    """Ordered by workflow_id, byte by byte."""
     BulkUpdateActivities: _aio.UnaryUnaryMultiCallable[_activity_pb2.BulkUpdateActivitiesRequest, _activity_pb2.BulkUpdateActivitiesResponse]  # type: ignore[assignment]
     """Retries or cancels all activities that a filter chooses. Each call looks at some of them; repeat it with next_page_token until
     that is empty. An activity that another call changes meanwhile counts as refused.
@@ -248,6 +262,31 @@ class ActivityServiceServicer(metaclass=_abc_1.ABCMeta):
         """The task queues of a namespace that have activities, polls, or anything in the last minute, over all nodes, by name. A
         node that does not answer is left out.
         """
+
+    @_abc_1.abstractmethod
+    def SetConcurrencyLimit(
+        self,
+        request: _activity_pb2.SetConcurrencyLimitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_activity_pb2.SetConcurrencyLimitResponse, _abc.Awaitable[_activity_pb2.SetConcurrencyLimitResponse]]:
+        """At most so many activities of a workflow are STARTED at once from now on, whichever nodes hand them out. Others wait as AVAILABLE.
+        What runs already goes on; if that is more, none starts until enough have ended.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveConcurrencyLimit(
+        self,
+        request: _activity_pb2.RemoveConcurrencyLimitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_activity_pb2.RemoveConcurrencyLimitResponse, _abc.Awaitable[_activity_pb2.RemoveConcurrencyLimitResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListConcurrencyLimits(
+        self,
+        request: _activity_pb2.ListConcurrencyLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_activity_pb2.ListConcurrencyLimitsResponse, _abc.Awaitable[_activity_pb2.ListConcurrencyLimitsResponse]]:
+        """Ordered by workflow_id, byte by byte."""
 
     @_abc_1.abstractmethod
     def BulkUpdateActivities(

@@ -63,6 +63,8 @@ const SENTENCES = {
   ScheduleFired: (e, d) => `schedule ${d.schedule_id} fired ${d.tick_ms ? `for ${new Date(d.tick_ms).toISOString().replace('.000', '')}` : `by hand${by(d)}`}`,
   ScheduleTicksDropped: (e, d) => `schedule ${d.schedule_id} dropped ${counted(d.count, 'tick')}: ${d.overlapping ? 'the activity before is not finished' : 'nobody fired in time'}`,
   ScheduleDeleted: (e, d) => `schedule ${d.schedule_id} was deleted${by(d)}${because(d.reason)}`,
+  ConcurrencyLimitSet: (e, d) => `workflow ${d.workflow_id} may have ${counted(d.maximum, 'activity', 'activities')} running at once${by(d)}${because(d.reason)}`,
+  ConcurrencyLimitRemoved: (e, d) => `workflow ${d.workflow_id} has no concurrency limit any more${by(d)}${because(d.reason)}`,
   ConfigChanged: (e, d) => `settings changed${by(d)}${because(d.reason)}`,
   ShardTaken: (e, d) => `shard ${e.shard_id} is served by ${d.owner} under epoch ${d.epoch}`,
 };
@@ -108,7 +110,7 @@ export function sentenceOf(event) {
 
 const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityTimedOut', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
 const GOOD = new Set(['WorkerRegistered', 'WorkerResurrected', 'ActivityCompleted']);
-const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ProgressForgotten', 'ScheduleSaved', 'SchedulePaused', 'ScheduleResumed', 'ScheduleTicksDropped', 'ScheduleDeleted', 'ShardTaken', 'ActivityCancelled']);
+const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'ComponentChanged', 'ComponentsOrdered', 'DrainBegun', 'ConfigChanged', 'ProgressForgotten', 'ScheduleSaved', 'SchedulePaused', 'ScheduleResumed', 'ScheduleTicksDropped', 'ScheduleDeleted', 'ConcurrencyLimitSet', 'ConcurrencyLimitRemoved', 'ShardTaken', 'ActivityCancelled']);
 
 export function toneOfEvent(type) {
   if (BAD.has(type)) return 'bad';

@@ -7,13 +7,21 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from sqlalchemy import text
 
 from liveness.cluster.placement import choose_node
 from liveness.domain.keys import shard_of
 from liveness.routing.routing_table import Owner
 from liveness.store.errors import StoreError
-from liveness.v1 import admin_pb2, component_metrics_service_pb2, fleet_pb2, progress_service_pb2, service_pb2
+from liveness.v1 import (
+    activity_pb2,
+    admin_pb2,
+    component_metrics_service_pb2,
+    fleet_pb2,
+    progress_service_pb2,
+    service_pb2,
+)
 from liveness.v1.component_metrics_service_pb2_grpc import ComponentMetricsServiceStub
 from liveness.v1.progress_service_pb2_grpc import ProgressServiceStub
 from tests.databases import PostgresServer
@@ -438,3 +446,65 @@ async def test_a_call_is_served_when_its_shard_opens_though_the_routes_named_the
     await node.open({0: shard.epoch})
     async with asyncio.timeout(60):
         assert (await waiting).outcome == REGISTERED
+
+
+async def test_a_concurrency_limit_holds_whichever_nodes_hand_out(harnesses: list[ServerHarness]) -> None:
+    """Workers of both nodes poll at once for the activities of ten workflows, whose shards are on both."""
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    nodes = (first, second)
+    for each in nodes:
+        each.lift_rate_limits()
+    workflows = [f"tenant-{number}" for number in range(10)]
+    for number, workflow in enumerate(workflows):
+        await nodes[number % 2].activities.SetConcurrencyLimit(
+            activity_pb2.SetConcurrencyLimitRequest(namespace=NAMESPACE, workflow_id=workflow, maximum=1)
+        )
+        for run in ("1", "2", "3"):
+            await nodes[1 - number % 2].activities.ScheduleActivity(
+                activity_pb2.ScheduleActivityRequest(
+                    namespace=NAMESPACE,
+                    id=activity_pb2.ActivityId(workflow_id=workflow, run_id=run, activity_id="a"),
+                    task_queue="queue",
+                )
+            )
+    workers = [f"w{number}" for number in range(6)]
+    for worker in workers:
+        await first.beat(worker, lease_ms=3_600_000, task_queue="queue")
+
+    async def poll(number: int, worker: str) -> list[tuple[str, activity_pb2.ActivityTask]]:
+        answer = await nodes[number % 2].activities.PollActivity(
+            activity_pb2.PollActivityRequest(
+                namespace=NAMESPACE, worker_instance_key=worker, wait=Duration(), max_activities=5
+            )
+        )
+        return [(worker, task) for task in answer.activities]
+
+    done: list[str] = []
+    for _ in range(30):
+        found = await asyncio.gather(*(poll(number, worker) for number, worker in enumerate(workers)))
+        held = [each for tasks in found for each in tasks]
+        names = [task.id.workflow_id for _, task in held]
+        assert len(names) == len(set(names)), "never two of one workflow"
+        for number, (worker, task) in enumerate(held):
+            await nodes[number % 2].activities.CompleteActivity(
+                activity_pb2.CompleteActivityRequest(
+                    namespace=NAMESPACE,
+                    id=task.id,
+                    worker_instance_key=worker,
+                    lease_epoch=task.lease_epoch,
+                    attempt=task.attempt,
+                )
+            )
+        done += names
+        if len(done) == 30:
+            break
+        await settled(first, second)
+    assert sorted(done) == sorted(workflows * 3)
+    for each in nodes:
+        answer = await each.activities.ListConcurrencyLimits(
+            activity_pb2.ListConcurrencyLimitsRequest(namespace=NAMESPACE)
+        )
+        assert [(limit.running, limit.waiting) for limit in answer.limits] == [(0, 0)] * 10

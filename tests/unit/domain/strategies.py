@@ -359,6 +359,12 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         next_ms=times,
     ),
     events.ScheduleDeleted: st.builds(events.ScheduleDeleted, schedule_id=text, reason=text, by=text),
+    events.ConcurrencyLimitSet: st.builds(
+        events.ConcurrencyLimitSet, workflow_id=text, maximum=numbers, reason=text, by=text
+    ),
+    events.ConcurrencyLimitRemoved: st.builds(
+        events.ConcurrencyLimitRemoved, workflow_id=text, reason=text, by=text
+    ),
     events.ConfigChanged: st.builds(
         events.ConfigChanged, set=settings, unset=st.lists(text, max_size=3).map(tuple), reason=text, by=text
     ),

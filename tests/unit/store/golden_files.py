@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from liveness.domain.activity import Activity
+from liveness.domain.concurrency import ConcurrencyLimit
 from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId
 from liveness.domain.progress import UnitProgress
@@ -57,6 +58,7 @@ class Version(NamedTuple):
     deaths: list[Death]
     stored_progress: Mapping[str, UnitProgress]
     stored_schedules: Mapping[str, Schedule]
+    stored_limits: Mapping[str, ConcurrencyLimit]
 
     def rows(self) -> list[LogRow]:
         return _read_rows(self.name)
@@ -81,6 +83,7 @@ VERSIONS = [
         getattr(known, "DEATHS", []),
         getattr(known, "STORED_PROGRESS", {}),
         getattr(known, "STORED_SCHEDULES", {}),
+        getattr(known, "STORED_LIMITS", {}),
     )
     for name, known in (
         ("v1", golden_v1),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from liveness.domain.activity import Activity, ActivityState, EndedAttempt
+from liveness.domain.concurrency import ConcurrencyLimit
 from liveness.domain.events import (
     ActivityAttemptFailed,
     ActivityCancelled,
@@ -16,6 +17,8 @@ from liveness.domain.events import (
     ActivityScheduled,
     ActivityStarted,
     ActivityTimedOut,
+    ConcurrencyLimitRemoved,
+    ConcurrencyLimitSet,
     Event,
     FiredActivity,
     MissedPolicy,
@@ -52,7 +55,7 @@ from tests.unit.store.golden_v12 import (
 
 __all__ = [
     "DEATHS", "FINAL_ACTIVITIES", "FINAL_WORKERS", "MEANING", "PULSES", "SETTINGS", "STORED_ACTIVITIES", "STORED_BINDING",
-    "STORED_PROGRESS", "STORED_SCHEDULES", "STORED_WORKERS", "TAKE_OVERS",
+    "STORED_LIMITS", "STORED_PROGRESS", "STORED_SCHEDULES", "STORED_WORKERS", "TAKE_OVERS",
 ]  # fmt: skip
 
 LIMITED = ActivityId("workflow-9", "run", "begrenzt ⏱")
@@ -143,6 +146,13 @@ _ADDED = [
     _of_schedule(15_600, SchedulePaused(**_SCHEDULE, reason="umzug 🚚", by=golden_v9.OPERATOR)),
     _of_schedule(15_700, ScheduleResumed(**_SCHEDULE, next_ms=0, reason="fertig", by=golden_v9.OPERATOR)),
     _of_schedule(15_800, ScheduleDeleted(**_SCHEDULE, reason="weg", by=golden_v9.OPERATOR)),
+    _of_schedule(15_900, ConcurrencyLimitSet(workflow_id="mandant 🏢", maximum=3)),
+    _of_schedule(15_910, ConcurrencyLimitSet(
+        workflow_id="mandant 🏢", maximum=2, reason="zu viel", by=golden_v9.OPERATOR,
+    )),
+    _of_schedule(15_920, ConcurrencyLimitRemoved(
+        workflow_id="mandant 🏢", reason="weg", by=golden_v9.OPERATOR,
+    )),
 ]
 # fmt: on
 
@@ -234,3 +244,4 @@ STORED_SCHEDULES = {
     "schedule": _PAUSED,
     "new schedule": Schedule(EVERY, WALL_MS + 15_000, WALL_MS + 15_000, TICK_MS),
 }
+STORED_LIMITS = {"concurrency limit": ConcurrencyLimit(2, WALL_MS + 15_900, WALL_MS + 15_910)}

@@ -13,7 +13,10 @@ import pytest
 
 from liveness.domain import activity as activities
 from liveness.domain.activity import Activity
+from liveness.domain.concurrency import ConcurrencyLimit
+from liveness.domain.concurrency import evolve as evolve_limit
 from liveness.domain.events import (
+    ConcurrencyLimitEvent,
     ProgressForgotten,
     ProgressReported,
     ScheduleEvent,
@@ -97,6 +100,16 @@ def test_folding_the_golden_log_gives_the_same_schedules() -> None:
     assert last is None
 
 
+def test_folding_the_golden_log_gives_the_same_concurrency_limits() -> None:
+    known: ConcurrencyLimit | None = None
+    seen: list[ConcurrencyLimit | None] = []
+    for entry in map(decode_entry, NEWEST.rows()):
+        if isinstance(entry.event, ConcurrencyLimitEvent):
+            known = evolve_limit(known, entry.event, entry.wall_ms)
+            seen.append(known)
+    assert seen[1:] == [NEWEST.stored_limits["concurrency limit"], None]
+
+
 @every_version
 def test_folding_the_golden_log_gives_the_same_activities(version: Version) -> None:
     known: dict[ActivityId, Activity] = {}
@@ -121,6 +134,8 @@ def test_golden_projections_decode_to_their_recorded_values(version: Version) ->
         assert codec.decode_progress(progress.failing, forms.pop(name)) == progress
     for name, schedule in version.stored_schedules.items():
         assert codec.decode_schedule(forms.pop(name)) == schedule
+    for name, limit in version.stored_limits.items():
+        assert codec.decode_limit(forms.pop(name)) == limit
     assert codec.decode_bound_activity(forms.pop("bound_activity")) == version.stored_binding
     assert codec.decode_renewal_states(forms.pop("pulses")) == version.renewal_states
     assert codec.decode_settings(forms.pop("settings")) == version.settings
@@ -212,6 +227,7 @@ def written_forms(version: Version) -> dict[str, str]:
         **{name: codec.encode_activity(activity) for name, activity in version.stored_activities.items()},
         **{name: codec.encode_progress(progress) for name, progress in version.stored_progress.items()},
         **{name: codec.encode_schedule(schedule) for name, schedule in version.stored_schedules.items()},
+        **{name: codec.encode_limit(limit) for name, limit in version.stored_limits.items()},
         "bound_activity": codec.encode_bound_activity(version.stored_binding),
         "pulses": codec.encode_renewal_states(version.renewal_states),
         "settings": codec.encode_settings(version.settings),

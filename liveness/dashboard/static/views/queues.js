@@ -46,7 +46,30 @@ export function Queues({ ns }) {
         <tbody>${queues.map((queue) => html`<${Row} key=${queue.task_queue} ns=${ns} queue=${queue} />`)}</tbody>
       </table></div>`}
     </section>
+    <${Limits} ns=${ns} />
   </div>`;
+}
+
+/** Nothing, unless a workflow has a concurrency limit. */
+function Limits({ ns }) {
+  const { answer, error, ask } = useListing(
+    (signal) => get(inNamespace(ns, 'concurrency-limits'), { page_size: 1000 }, { signal }),
+    (event) => event.workflow_id !== '' || event.type.startsWith('ConcurrencyLimit'),
+    [ns],
+  );
+  usePolling(() => ask(), ASK_EVERY_MS, []);
+  const limits = answer?.limits ?? [];
+  if (error) return html`<${Failure} error=${error} />`;
+  if (limits.length === 0) return null;
+  return html`<section class="card flush"><h2>Concurrency limits</h2><div class="scroll-x"><table class="table cards">
+    <thead><tr><th>workflow</th><th class="num">running</th><th class="num">limit</th><th class="num">waiting</th></tr></thead>
+    <tbody>${limits.map((limit) => html`<tr key=${limit.workflow_id}>
+      <td><bdi>${limit.workflow_id}</bdi></td>
+      <td data-label="running" class="num">${limit.running === undefined ? 'unknown' : count(limit.running)}</td>
+      <td data-label="limit" class="num">${count(limit.maximum)}</td>
+      <td data-label="waiting" class="num">${limit.waiting === undefined ? 'unknown' : count(limit.waiting)}</td>
+    </tr>`)}</tbody>
+  </table></div></section>`;
 }
 
 function Row({ ns, queue }) {
