@@ -20,7 +20,8 @@ from liveness.telemetry.metric_types import (
 )
 from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.process_metrics import FRONTEND_METRICS
-from liveness.v1 import service_pb2
+from liveness.v1 import schedule_service_pb2, service_pb2
+from liveness.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tests.integration.engine.engine import activity
 from tests.integration.server.activity_client import ActivityClient
 from tests.integration.server.component_client import (
@@ -345,6 +346,13 @@ async def test_every_metric_of_the_catalogue_is_exported_with_its_help_and_label
     supervisor = ComponentClient.of(harness)
     await supervisor.start()
     await supervisor.report(CRASHED)
+    schedule = schedule_service_pb2.ScheduleSpec(
+        activity=schedule_service_pb2.ScheduledActivity(task_queue="queue"), cron="@daily"
+    )
+    schedules: Any = ScheduleServiceStub(harness.channel)
+    name = {"namespace": NAMESPACE, "schedule_id": "s"}
+    await schedules.CreateSchedule(schedule_service_pb2.CreateScheduleRequest(**name, spec=schedule))
+    await schedules.TriggerSchedule(schedule_service_pb2.TriggerScheduleRequest(**name))
     await harness.advance(1_250)
     now = exposition_of(harness)
     for metric in METRICS:
