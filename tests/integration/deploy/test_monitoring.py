@@ -19,13 +19,14 @@ from liveness.frontend.app import Frontend
 from liveness.telemetry.metric_types import HistogramMetric, LabelledHistogramMetric
 from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.process_metrics import FRONTEND_METRICS
-from liveness.v1 import admin_pb2
+from liveness.v1 import admin_pb2, schedule_service_pb2
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
+from liveness.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tests.integration.deploy.manifests import DEPLOY
 from tests.integration.deploy.promql import Expression, Matcher, Selector, read
 from tests.integration.engine.engine import activity
 from tests.integration.server.component_client import CRASHED, ComponentClient
-from tests.integration.server.server_harness import ServerHarness, refusal
+from tests.integration.server.server_harness import NAMESPACE, ServerHarness, refusal
 from tests.integration.telemetry.exposition import Exposition
 
 RULES: list[dict[str, Any]] = [
@@ -69,6 +70,13 @@ async def exposition(tmp_path_factory: pytest.TempPathFactory) -> Exposition:
     supervisor = ComponentClient.of(harness)
     await supervisor.start()
     await supervisor.report(CRASHED)
+    schedule = schedule_service_pb2.ScheduleSpec(
+        activity=schedule_service_pb2.ScheduledActivity(task_queue="queue"), cron="@daily"
+    )
+    schedules: Any = ScheduleServiceStub(harness.channel)
+    name = {"namespace": NAMESPACE, "schedule_id": "s"}
+    await schedules.CreateSchedule(schedule_service_pb2.CreateScheduleRequest(**name, spec=schedule))
+    await schedules.TriggerSchedule(schedule_service_pb2.TriggerScheduleRequest(**name))
     await harness.advance(1_250)
     await harness.advance(3_000)
     await harness.server.maintenance.record_size()

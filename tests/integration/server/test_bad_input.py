@@ -490,6 +490,8 @@ async def test_every_field_of_the_namespace_configuration_can_be_set(harness: Se
         "max_open_activities": 0,
         "max_open_activity_bytes": 0,
         "max_progress_units": 0,
+        "max_schedules": 0,
+        "max_concurrency_limits": 0,
         "max_worker_deaths": 0,
         "activity_retention_ms": 0,
         "dispatch_timeout_ms": 250,
