@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
+from liveness.cli.client import (
+    LIST_ALL_NAMESPACES,
+    Client,
+    client_command,
+    confirm,
+    confirm_option,
+    limit_option,
+)
 from liveness.cli.output import format_age, print_json, print_json_array, print_note, to_json
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.activity_pb2 import (
@@ -64,7 +71,7 @@ def set_(client: Client, *, workflow_id: str, maximum: int, reason: str, as_json
 @limits.command("list")
 @click.argument("prefix", default="")
 @limit_option
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(client: Client, *, prefix: str, limit: int, as_json: bool) -> None:
     """List the limits, ordered by workflow: all, or of those that begin with PREFIX.
 

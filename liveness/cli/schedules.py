@@ -10,7 +10,15 @@ import click
 
 from liveness.cli.activities import read_input
 from liveness.cli.activity_output import activity_name
-from liveness.cli.client import Client, Milliseconds, client_command, confirm, confirm_option, limit_option
+from liveness.cli.client import (
+    LIST_ALL_NAMESPACES,
+    Client,
+    Milliseconds,
+    client_command,
+    confirm,
+    confirm_option,
+    limit_option,
+)
 from liveness.cli.durations import from_ms, humanize_ms, to_ms
 from liveness.cli.errors import UsageError
 from liveness.cli.output import (
@@ -233,7 +241,7 @@ def _next_sentence(schedule: Schedule) -> str:
 @schedules.command("list")
 @click.argument("prefix", default="")
 @limit_option
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(client: Client, *, prefix: str, limit: int, as_json: bool) -> None:
     """List schedules, ordered by name: all, or those that begin with PREFIX.
 
