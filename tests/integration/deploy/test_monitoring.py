@@ -74,9 +74,9 @@ async def exposition(tmp_path_factory: pytest.TempPathFactory) -> Exposition:
         activity=schedule_service_pb2.ScheduledActivity(task_queue="queue"), cron="@daily"
     )
     schedules: Any = ScheduleServiceStub(harness.channel)
-    name = {"namespace": NAMESPACE, "schedule_id": "s"}
-    await schedules.CreateSchedule(schedule_service_pb2.CreateScheduleRequest(**name, spec=schedule))
-    await schedules.TriggerSchedule(schedule_service_pb2.TriggerScheduleRequest(**name))
+    of = {"namespace": NAMESPACE, "schedule_id": "s"}
+    await schedules.CreateSchedule(schedule_service_pb2.CreateScheduleRequest(**of, spec=schedule))
+    await schedules.TriggerSchedule(schedule_service_pb2.TriggerScheduleRequest(**of))
     await harness.advance(1_250)
     await harness.advance(3_000)
     await harness.server.maintenance.record_size()
