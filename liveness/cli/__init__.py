@@ -45,7 +45,9 @@ COMMANDS = {
     "queues": CommandEntry(
         "queues", "Show what waits in task queues, who polls them, and how fast they move."
     ),
-    "schedules": CommandEntry("schedules", "Schedule activities again and again, by cron or interval."),
+    "schedules": CommandEntry(
+        "schedules", "Schedule activities again and again, by a cron expression or at an interval."
+    ),
     "limits": CommandEntry("limits", "Limit how many activities of a workflow run at once."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "incidents": CommandEntry("incidents", "Show workers that died together, and what they have in common."),

@@ -26,7 +26,9 @@ MAXIMUM_MAX = 1_000_000
 
 @click.group(cls=SharedOptionsGroup)
 def limits() -> None:
-    """Limit how many activities of a workflow run at once, whichever nodes hand them out.
+    """Limit how many activities of a workflow run at once.
+
+    The limit holds whichever nodes hand them out.
 
     Activities that share a limit share their workflow id, such as the name of a tenant or of a database.
 

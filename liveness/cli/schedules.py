@@ -59,7 +59,7 @@ INT32_MAX = 2**31 - 1
 
 @click.group(cls=SharedOptionsGroup)
 def schedules() -> None:
-    """Schedule activities again and again: by a cron expression, or at an interval.
+    """Schedule activities again and again, by a cron expression or at an interval.
 
     \b
     Examples:
