@@ -13,7 +13,6 @@ from liveness.cli.output import (
     print_json,
     print_json_array,
     print_note,
-    print_table,
     to_json,
 )
 from liveness.cli.shared_options import SharedOptionsGroup
@@ -25,6 +24,8 @@ from liveness.v1.insight_pb2 import (
     Incident,
     ListIncidentsRequest,
 )
+
+COLUMNS = ("incident", "began", "died", "came back", "likely cause", "dead with it", "living with it")
 
 
 @click.group(cls=SharedOptionsGroup)
@@ -42,7 +43,7 @@ def incidents() -> None:
 @click.option(
     "--range", "range_ms", type=Milliseconds(), default="1d", show_default=True, help="How far to look back."
 )
-@client_command()
+@client_command(all_namespaces=True)
 def list_(client: Client, *, range_ms: int, as_json: bool) -> None:
     """List the incidents of a namespace, newest first; at most 100.
 
@@ -52,17 +53,22 @@ def list_(client: Client, *, range_ms: int, as_json: bool) -> None:
     \b
     Examples:
       liveness incidents list
+      liveness incidents list -A
       liveness incidents list --range 7d --json | jq -r '.[].message'
     """
-    request = ListIncidentsRequest(namespace=client.namespace, range=from_ms(range_ms))
-    found = list(client.call(client.admin.ListIncidents, request).incidents)
+    found = [
+        incident
+        for each in client.each_namespace()
+        for incident in each.call(
+            each.admin.ListIncidents,
+            ListIncidentsRequest(namespace=each.namespace, range=from_ms(range_ms)),
+        ).incidents
+    ]
+    found.sort(key=lambda incident: -incident.start_time.ToMilliseconds())
     if as_json:
         print_json_array(found)
-    elif found:
-        columns = ("incident", "began", "died", "came back", "likely cause", "dead with it", "living with it")
-        print_table(columns, map(_row, found))
     else:
-        print_note(f"No workers of namespace {client.namespace} died together in this time.")
+        client.print_items(COLUMNS, _row, found, "incident")
 
 
 @incidents.command()

@@ -6,9 +6,13 @@ import click
 
 from liveness.cli.client import Client, client_command
 from liveness.cli.durations import humanize_ms, to_ms
-from liveness.cli.output import print_json_array, print_note, print_table
+from liveness.cli.output import print_json, print_json_array, print_table, to_json
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.activity_pb2 import ListTaskQueuesRequest, TaskQueue
+
+COLUMNS = (
+    "task queue", "available", "oldest", "waiting", "held", "pollers", "added/min", "started/min", "completed/min", "failed/min",
+)  # fmt: skip
 
 
 @click.group(cls=SharedOptionsGroup)
@@ -29,7 +33,7 @@ def queues() -> None:
     show_default=True,
     help="The order; the largest first, except for names.",
 )
-@client_command()
+@client_command(all_namespaces=True)
 def list_(client: Client, *, sort: str, as_json: bool) -> None:
     """List the task queues of a namespace that have activities, polls or anything in the last minute.
 
@@ -37,22 +41,30 @@ def list_(client: Client, *, sort: str, as_json: bool) -> None:
     Examples:
       liveness queues list
       liveness queues list --sort oldest
+      liveness queues list -A
       liveness queues list --json | jq '.[] | select(.available > 0 and .polls == 0) | .task_queue'
     """
-    request = ListTaskQueuesRequest(namespace=client.namespace)
-    found = list(client.call(client.activities.ListTaskQueues, request).task_queues)
+    found = [
+        (each.namespace, queue)
+        for each in client.each_namespace()
+        for queue in each.call(
+            each.activities.ListTaskQueues, ListTaskQueuesRequest(namespace=each.namespace)
+        ).task_queues
+    ]
     if sort == "available":
-        found.sort(key=lambda queue: -queue.available)
+        found.sort(key=lambda item: -item[1].available)
     elif sort == "oldest":
-        found.sort(key=lambda queue: -queue.oldest.ToMilliseconds())
-    if as_json:
-        print_json_array(found)
+        found.sort(key=lambda item: -item[1].oldest.ToMilliseconds())
+    if as_json and client.all_namespaces:
+        print_json([{"namespace": namespace, **to_json(queue)} for namespace, queue in found])
+    elif as_json:
+        print_json_array(queue for _, queue in found)
+    elif found and client.all_namespaces:
+        print_table(("namespace", *COLUMNS), [(namespace, *_row(queue)) for namespace, queue in found])
     elif found:
-        columns = ("task queue", "available", "oldest", "waiting", "held", "pollers", "added/min", "started/min",
-                   "completed/min", "failed/min")  # fmt: skip
-        print_table(columns, [_row(queue) for queue in found])
+        print_table(COLUMNS, [_row(queue) for _, queue in found])
     else:
-        print_note(f"No task queue of namespace {client.namespace} has activities or polls.")
+        client.print_nothing("task queue with activities or polls")
 
 
 def _row(queue: TaskQueue) -> tuple[object, ...]:

@@ -40,7 +40,16 @@ def test_namespaces_are_listed_with_their_workers(server: str) -> None:
 @pytest.mark.parametrize("namespace", ["biling", "billings"])
 def test_a_misspelt_namespace_is_noticed_by_lists(server: str, namespace: str) -> None:
     shell = Shell(server, namespace)
-    for command in ("workers", "activities", "components", "registry", "progress", "tasks"):
+    for command in (
+        "workers",
+        "activities",
+        "components",
+        "registry",
+        "progress",
+        "tasks",
+        "queues",
+        "incidents",
+    ):
         result = shell.run(command, "list")
         assert result.exit_code == 0
         assert result.stderr.endswith(
@@ -74,6 +83,10 @@ def test_lists_span_all_namespaces(server: str) -> None:
     assert shell.json("components", "list", "-A") == []
     assert shell.json("progress", "list", "-A") == []
     assert shell.json("tasks", "list", "-A") == []
+    assert shell.json("incidents", "list", "-A") == []
+    queues = [(queue["namespace"], queue["task_queue"]) for queue in shell.json("queues", "list", "-A")]
+    assert queues == [("orders", "mail")]
+    assert shell.ok("queues", "list", "-A").split()[:3] == ["namespace", "task", "queue"]
     limited = shell.run("workers", "list", "-A", "--limit", "2", "--json")
     assert limited.stderr == "These are the first 2; --limit 0 shows all.\n"
     assert (
