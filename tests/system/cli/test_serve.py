@@ -13,7 +13,7 @@ import pytest
 
 from liveness.cli import main
 from liveness.cli.serve import banner
-from liveness.config.settings import SETTING_TYPES, Settings
+from liveness.config.settings import SETTING_TYPES, Settings, variable_name
 from tests.system.cli.server_processes import (
     child_process,
     environment,
@@ -155,6 +155,16 @@ def test_flags_of_serve_are_settings() -> None:
     serve = main.get_command(click.Context(main), "serve")
     assert serve is not None
     assert {parameter.name for parameter in serve.params} - {"config"} <= set(SETTING_TYPES)
+
+
+def test_the_help_of_serve_names_every_setting() -> None:
+    shown = Shell().ok("serve", "--help")
+    serve = main.get_command(click.Context(main), "serve")
+    assert serve is not None
+    flags = {parameter.name for parameter in serve.params}
+    for setting in SETTING_TYPES:
+        name = f"--{setting.replace('_', '-')}" if setting in flags else variable_name(setting)
+        assert name in shown, setting
 
 
 def test_version_prints_the_version() -> None:

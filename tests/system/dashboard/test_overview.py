@@ -165,7 +165,7 @@ async def test_a_quarantine_shows_a_banner_that_links_to_the_activity(screen: Sc
     api.schedule("poison", retry_policy={"maximum_worker_deaths": 1})
     api.die_holding_work("w")
     await screen.open("overview")
-    banner = screen.page.locator(".alert").filter(has_text="killed")
+    banner = screen.page.locator(".alert").filter(has_text="quarantined")
     await expect(banner).to_be_visible()
     await banner.click()
     await expect(screen.row("poison")).to_contain_text("quarantined")
