@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from liveness.cli.client import Client, Milliseconds, client_command
+from liveness.cli.client import LIST_ALL_NAMESPACES, Client, Milliseconds, client_command
 from liveness.cli.durations import from_ms
 from liveness.cli.errors import CommandError
 from liveness.cli.output import (
@@ -43,7 +43,7 @@ def incidents() -> None:
 @click.option(
     "--range", "range_ms", type=Milliseconds(), default="1d", show_default=True, help="How far to look back."
 )
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(client: Client, *, range_ms: int, as_json: bool) -> None:
     """List the incidents of a namespace, newest first; at most 100.
 

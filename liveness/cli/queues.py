@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from liveness.cli.client import Client, client_command
+from liveness.cli.client import LIST_ALL_NAMESPACES, Client, client_command
 from liveness.cli.durations import humanize_ms, to_ms
 from liveness.cli.output import print_json, print_json_array, print_table, to_json
 from liveness.cli.shared_options import SharedOptionsGroup
@@ -33,7 +33,7 @@ def queues() -> None:
     show_default=True,
     help="The order; the largest first, except for names.",
 )
-@client_command(all_namespaces=True)
+@client_command(all_namespaces=LIST_ALL_NAMESPACES)
 def list_(client: Client, *, sort: str, as_json: bool) -> None:
     """List the task queues of a namespace that have activities, polls or anything in the last minute.
 
