@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
+from itertools import islice
 from typing import NamedTuple
 
 from liveness.domain.policy import DAY_MS
@@ -18,6 +19,9 @@ STEPS_PER_DOUBLING = 16
 KEYS_MAX = 1_000
 """How many different silences a shard counts between two checkpoints. A fleet has a few dozen; a storm that many workers
 survive has as many as workers."""
+
+WATCHED_NAMESPACES_MAX = 100
+"""Of how many namespaces a shard writes for how long their workers lived. Each is a row per checkpoint; of others nothing is known."""
 
 
 class SilenceKind(IntEnum):
@@ -83,7 +87,7 @@ class SilenceCounts:
         counts, self.counts = self.counts, {}
         watched_s = (now_ms - self._since_ms) // 1_000
         self._since_ms += watched_s * 1_000
-        for namespace, workers in active:
+        for namespace, workers in islice(active, WATCHED_NAMESPACES_MAX):
             if workers and watched_s:
                 watched = Silence(SilenceKind.WATCHED, wall_ms // DAY_MS * DAY_MS, 1, 1)
                 counts[namespace, watched] = workers * watched_s
