@@ -50,13 +50,12 @@ class RecoveredWorkers:
             ):  # else forgotten since, or contained in its row
                 before = workers[key]
                 workers[key] = apply_renewal(before, renewal, wall_offset_ms)
-                self.silences.record(
-                    key.namespace,
-                    SilenceKind.HEARTBEATS,
-                    renewal.at_ms + wall_offset_ms,
-                    before.granted_ms,
-                    renewal.at_ms - before.renewed_ms,
-                )
+                granted_ms, silence_ms = before.shared.granted_ms, renewal.at_ms - before.renewed_ms
+                if 2 * silence_ms > granted_ms:  # `is_notable`, without a call: there may be millions
+                    wall_ms = renewal.at_ms + wall_offset_ms
+                    self.silences.record(
+                        key.namespace, SilenceKind.HEARTBEATS, wall_ms, granted_ms, silence_ms
+                    )
 
     def _evolve(self, entry: LogEntry, key: WorkerKey, event: WorkerEvent) -> None:
         worker = self.workers.get(key)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from liveness.domain.silences import SilenceKind
+from liveness.engine.recovery import RecoveredWorkers
 from liveness.tuning import recommendation
 from liveness.tuning.history import read_history
 from liveness.tuning.recommendation import UNCHANGED
@@ -198,3 +199,16 @@ async def test_silences_survive_a_restart_and_are_counted_once(harness: ServerHa
     found = [each for each in found if each.silence.kind is SilenceKind.HEARTBEATS]
     assert [(silence.terms_ms, times) for silence, times in found] == [(LEASE_MS, 1)] * 2, "in two shards"
     assert all(6_000 <= silence.silence_ms <= 6_400 for silence, _ in found)
+
+
+async def test_a_crash_loses_no_silence_that_the_log_still_has(harness: ServerHarness) -> None:
+    fleet = Fleet(harness, ["w0"])
+    await fleet.run(3_000)
+    await harness.server.node.checkpoint()
+    await fleet.run(3_000, silent={"w0"})
+    await fleet.run(3_000)
+    shard = harness.server.node.shard(NAMESPACE, "w0")
+    before = dict(shard.census.silences.counts)
+    assert len(before) == 1
+    [snapshot] = await harness.server.store.take_over([shard.id], "another", 0)
+    assert RecoveredWorkers(snapshot).silences.counts == before
