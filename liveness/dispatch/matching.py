@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import ceil
@@ -31,11 +31,7 @@ from liveness.background import BackgroundTasks
 from liveness.clock import wait_or_timeout
 from liveness.dispatch.available_activities import ActivityTypes, AvailableActivities
 from liveness.dispatch.ownership import ActivityOwnership
-from liveness.dispatch.queue_index import (
-    GroupedEntries,
-    Offer,
-    RemoteOffers,
-)
+from liveness.dispatch.queue_index import Offer, PollsByTypes, RemoteOffers
 from liveness.dispatch.remote import RemoteOwnership
 from liveness.domain import worker_control
 from liveness.domain.activity import Activity, ActivityState
@@ -50,6 +46,7 @@ from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.open_activities import payload_bytes
 from liveness.engine.shard import PreparedCommit, Shard
+from liveness.slices import SLICE_US, end_slice, in_slices
 
 logger = structlog.get_logger("liveness.matching")
 
@@ -62,8 +59,15 @@ HAND_OUT_BYTES_MAX = 4 * 1024 * 1024
 """How many polls of one queue may ask other nodes at the same time."""
 UNPARKED_MAX = 1_000
 """How many parked activities of one workflow come back at once."""
-MATCHES_PER_TURN = 100
-"""After this many, the event loop serves other calls first."""
+MATCH_US = 50
+GROUP_US = 2
+POLL_US = 1
+"""The estimated processor time of a match and of each activity that it hands out, of each group of polls that competes for it, and of
+each poll that is passed over."""
+WORKERS_PER_SLICE = 100
+"""Each may have a thousand polls."""
+ATTENDED_TYPES_MAX = 10_000
+"""Of a queue; beyond that, those that were attended last are kept."""
 
 
 class _Parked(NamedTuple):
@@ -104,7 +108,7 @@ class TaskQueue:
 
     def __init__(self, now_ms: int) -> None:
         self.available = AvailableActivities()
-        self.polls: GroupedEntries[ActivityTypes, Poll] = GroupedEntries()
+        self.polls: PollsByTypes[Poll] = PollsByTypes()
         """By the types that they are for: the workers of one program poll for the same."""
         self.remote_offers = RemoteOffers()
         self.active_fetches = 0
@@ -113,21 +117,23 @@ class TaskQueue:
         """When a worker was last known to attend the queue for all types, on any node; at first, since when this node knows
         the queue."""
         self.attended_types: dict[str, int] = {}
-        """The same for single types."""
+        """The same for single types, the last ones last."""
 
     @property
     def is_idle(self) -> bool:
         return not self.available and not self.polls and not self.remote_offers
 
-    def note_attended(self, types: ActivityTypes, now_ms: int) -> None:
+    def note_attended(self, types: Collection[str] | None, now_ms: int) -> None:
         if types is None:
             self.attended_ms = now_ms
-        else:
-            self.attended_types.update(dict.fromkeys(types, now_ms))
-
-    def polls_for(self, is_wanted: Callable[[ActivityTypes], bool]) -> list[ActivityTypes]:
-        """The groups of waiting polls whose types meet a condition."""
-        return [types for types in self.polls.group_names() if is_wanted(types)]
+            return
+        attended = self.attended_types
+        for name in types:
+            attended.pop(name, None)
+            attended[name] = now_ms
+        if len(attended) > ATTENDED_TYPES_MAX:
+            for name in tuple(islice(attended, len(attended) - ATTENDED_TYPES_MAX)):
+                del attended[name]
 
 
 class Matching(NodeListener):
@@ -152,7 +158,10 @@ class Matching(NodeListener):
         """A heap for each workflow. Entries that are out of date are found when they come to the front."""
         self._parked_keys: set[ActivityKey] = set()
         self._scheduled_turn: asyncio.Handle | None = None
-        self._offers_repeated = 0
+        self._spent_us = 0
+        """The estimated processor time of all matches so far."""
+        self._unrepeated: Iterator[Offer] = iter(())
+        """What the next `announce_all` goes on with."""
         self._is_closed = False
 
     # -- available activities
@@ -215,7 +224,7 @@ class Matching(NodeListener):
         name, activity_type = (key.namespace, activity.task_queue), activity.type
         queue = self._queue(name)
         is_first_of_type = queue.available.add(key, activity_type, activity.priority)
-        if is_first_of_type and not queue.polls_for(lambda types: types is None or activity_type in types):
+        if is_first_of_type and not queue.polls.has_any_for(activity_type):
             self._announce([Offer(*name, activity_type)])
         self._mark_ready(name)
 
@@ -266,16 +275,19 @@ class Matching(NodeListener):
     def announce_all(self) -> None:
         """Repeat all announcements: other nodes may have missed or forgotten the first. If there are too many for one
         message, the next call goes on after the last one."""
-        offers = [
-            Offer(*name, activity_type)
-            for name, queue in self._queues.items()
-            for activity_type in queue.available.types
-        ]
-        if not offers:
-            return
-        first = self._offers_repeated % len(offers)
-        self._offers_repeated = first + ANNOUNCED_OFFERS_MAX
-        self._announce(list(islice(offers[first:] + offers[:first], ANNOUNCED_OFFERS_MAX)))
+        offers = list(islice(self._unrepeated, ANNOUNCED_OFFERS_MAX))
+        if (room := ANNOUNCED_OFFERS_MAX - len(offers)) and self._queues:
+            told = set(offers)
+            self._unrepeated = self._offers_of(tuple(self._queues))
+            offers += [offer for offer in islice(self._unrepeated, room) if offer not in told]
+        if offers:
+            self._announce(offers)
+
+    def _offers_of(self, names: Iterable[QueueName]) -> Iterator[Offer]:
+        for name in names:
+            queue = self._queues.get(name)
+            for activity_type in () if queue is None else tuple(queue.available.types):
+                yield Offer(*name, activity_type)
 
     def note_remote_offer(
         self, address: str, namespace: str, task_queue: str, activity_types: Collection[str] = ()
@@ -335,8 +347,8 @@ class Matching(NodeListener):
         now_ms = self._node.clock.monotonic_ms()
         if self._is_held((namespace, task_queue)):
             queue.note_attended(None, now_ms)
-        for types in queue.polls.group_names():
-            queue.note_attended(types, now_ms)
+        if queue.polls.has_any_for(activity_type):
+            queue.note_attended(None if None in queue.polls.groups() else (activity_type,), now_ms)
         return now_ms - max(queue.attended_ms, queue.attended_types.get(activity_type, 0))
 
     def attended_types(
@@ -349,10 +361,7 @@ class Matching(NodeListener):
             return activity_types
         if queue is None or not queue.polls:
             return None
-        groups = list(queue.polls.group_names())
-        attended = [
-            name for name in activity_types if any(types is None or name in types for types in groups)
-        ]
+        attended = [name for name in activity_types if queue.polls.has_any_for(name)]
         return attended if attended or not activity_types else None
 
     def note_attended(self, queues: Iterable[tuple[str, str, Collection[str]]]) -> None:
@@ -368,17 +377,21 @@ class Matching(NodeListener):
 
     # -- waiting polls
 
-    def polled_queues(self, namespace: str) -> set[QueueName]:
+    async def polled_queues(self, namespace: str) -> set[str]:
         """The task queues of a namespace for which polls wait at this node."""
-        return {name for name, queue in self._queues.items() if name[0] == namespace and queue.polls}
+        workers = [key for key in self._polls if key.namespace == namespace]
+        return {
+            poll.queue[1]
+            async for key in in_slices(workers, WORKERS_PER_SLICE)
+            for poll in self._polls.get(key, ())
+        }
 
     def poll_counts(self, name: QueueName) -> tuple[int, int]:
         """How many polls of a task queue wait at this node, and of how many workers."""
         queue = self._queues.get(name)
         if queue is None:
             return 0, 0
-        polls = list(queue.polls.in_order(queue.polls.group_names()))
-        return len(polls), len({poll.worker for poll in polls})
+        return len(queue.polls), len({poll.worker for poll in queue.polls})
 
     def waiting_poll_count(self) -> int:
         return sum(map(len, self._polls.values()))
@@ -436,9 +449,12 @@ class Matching(NodeListener):
     async def _match_without_waiting(self, poll: Poll) -> None:
         """Serve a poll that does not wait. Polls that came earlier are served first."""
         queue = self._queues[poll.queue]
+        began_us = self._spent_us
         try:
             while not poll.completion.done() and queue.available and self._match_one(queue):
-                pass
+                if self._spent_us - began_us > SLICE_US:
+                    await end_slice()
+                    began_us = self._spent_us
             is_offered = queue.remote_offers.first_address(poll.types) is not None
             if not poll.completion.done() and is_offered and self._can_take_work(poll):
                 await self._fetch(poll, queue)
@@ -497,9 +513,10 @@ class Matching(NodeListener):
             self._mark_ready(poll.queue)
 
     def policy_changed(self) -> None:
-        """Match all queues again: a namespace may have been resumed."""
-        for queue in self._queues:
-            self._mark_ready(queue)
+        """Match all queues with polls again: a namespace may have been resumed."""
+        for polls in self._polls.values():
+            for poll in polls:
+                self._mark_ready(poll.queue)
 
     def end_polls(self) -> None:
         """End all polls, and those that still come; their callers are told to ask another node."""
@@ -530,7 +547,8 @@ class Matching(NodeListener):
 
     def _run_turn(self) -> None:
         self._scheduled_turn = None
-        for _ in range(MATCHES_PER_TURN):
+        began_us = self._spent_us
+        while self._spent_us - began_us < SLICE_US:
             if not self._ready_queues:
                 return
             key = next(iter(self._ready_queues))
@@ -545,8 +563,10 @@ class Matching(NodeListener):
 
     def _match_one(self, queue: TaskQueue | None) -> bool:
         """Give one poll its share of the available activities. Returns False if there is no match."""
-        while queue is not None and (competing := queue.polls_for(queue.available.has_any)):
-            poll = next(filter(self._can_take_work, queue.polls.in_order(competing)), None)
+        self._spent_us += MATCH_US
+        while queue is not None and (competing := queue.polls.groups_for(queue.available.types)):
+            self._spent_us += GROUP_US * len(competing)
+            poll = self._first_that_takes_work(queue.polls.in_order(competing))
             if poll is None:
                 return False
             poll_count = sum(map(queue.polls.group_size, competing))
@@ -555,6 +575,7 @@ class Matching(NodeListener):
             if not keys:
                 continue  # all of these types were outdated and have left the queue; another poll may have a match
             poll.assigned = self._ownership.hand_out(keys, poll.worker, poll.session_id)
+            self._spent_us += MATCH_US * len(keys) + len(poll.types or ())
             for key, _ in poll.assigned:
                 queue.available.discard(key, was_handed_out=True)
             if poll.assigned:
@@ -567,8 +588,10 @@ class Matching(NodeListener):
         """Let the first waiting poll ask another node. Returns False if no poll may, or if enough polls are asking."""
         if queue.active_fetches >= FETCHES_MAX:
             return False
-        offered = queue.polls_for(lambda types: queue.remote_offers.first_address(types) is not None)
-        poll = next(filter(self._can_take_work, queue.polls.in_order(offered)), None)
+        offers = queue.remote_offers
+        self._spent_us += GROUP_US * len(queue.polls.groups())
+        offered = [types for types in queue.polls.groups() if offers.first_address(types) is not None]
+        poll = self._first_that_takes_work(queue.polls.in_order(offered))
         if poll is None:
             return False
         poll.is_fetching = True  # at once, so that no second fetch starts for the same poll
@@ -662,6 +685,20 @@ class Matching(NodeListener):
             poll.fail(error)
             return None
         return worker
+
+    def _first_that_takes_work(self, polls: Iterable[Poll]) -> Poll | None:
+        """A worker may have a thousand polls; if it takes no work, it is asked once."""
+        refusing: set[tuple[WorkerKey, str]] = set()
+        for poll in polls:
+            self._spent_us += POLL_US
+            who = poll.worker, poll.session_id
+            if who in refusing:
+                continue
+            if self._can_take_work(poll):
+                return poll
+            if not (poll.completion.done() or poll.is_fetching):
+                refusing.add(who)
+        return None
 
     def _can_take_work(self, poll: Poll) -> bool:
         if poll.completion.done() or poll.is_fetching:

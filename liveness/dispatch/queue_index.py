@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator
 from heapq import merge
-from itertools import count
+from itertools import chain, count
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from liveness.dispatch.available_activities import ActivityTypes
 
 Entry = TypeVar("Entry", bound=Hashable)
-GroupName = TypeVar("GroupName", bound=Hashable)
 
 
 class Offer(NamedTuple):
@@ -27,53 +26,80 @@ class Offer(NamedTuple):
     activity_type: str
 
 
-class GroupedEntries(Generic[GroupName, Entry]):
-    """Entries in groups. Within each group, and over any choice of groups, they are in order of arrival.
+class PollsByTypes(Generic[Entry]):
+    """The waiting polls of a queue, in groups: those of one group are for the same types. Within each group, and over any choice of
+    groups, they are in order of arrival.
 
     The groups are `OrderedDict`s: a plain dict walks over all deleted entries at its front each time it is asked for the
     first, and a queue is emptied from its front.
     """
 
-    __slots__ = ("_groups", "_numbers", "_size")
+    __slots__ = ("_by_type", "_groups", "_numbers", "_size")
 
     def __init__(self) -> None:
-        self._groups: dict[GroupName, OrderedDict[Entry, int]] = {}
+        self._groups: dict[ActivityTypes, OrderedDict[Entry, int]] = {}
+        self._by_type: dict[str, dict[ActivityTypes, None]] = {}
+        """The groups that are for a type, so that nobody has to look through all groups for it."""
         self._numbers = count()
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def add(self, group_name: GroupName, entry: Entry) -> bool:
-        """Add an entry, at the end of its group unless it is there. Returns whether the group was empty."""
-        group = self._groups.get(group_name)
+    def __iter__(self) -> Iterator[Entry]:
+        """In no particular order."""
+        return chain.from_iterable(self._groups.values())
+
+    def add(self, types: ActivityTypes, entry: Entry) -> None:
+        """Add a poll, at the end of its group unless it is there."""
+        group = self._groups.get(types)
         if group is None:
-            group = self._groups[group_name] = OrderedDict()
+            group = self._groups[types] = OrderedDict()
+            for name in types or ():
+                self._by_type.setdefault(name, {})[types] = None
         elif entry in group:
-            return False
+            return
         group[entry] = next(self._numbers)
         self._size += 1
-        return len(group) == 1
 
-    def discard(self, group_name: GroupName, entry: Entry) -> None:
-        group = self._groups.get(group_name)
-        if group is not None and group.pop(entry, None) is not None:
-            self._size -= 1
-            if not group:
-                del self._groups[group_name]
+    def discard(self, types: ActivityTypes, entry: Entry) -> None:
+        group = self._groups.get(types)
+        if group is None or group.pop(entry, None) is None:
+            return
+        self._size -= 1
+        if not group:
+            del self._groups[types]
+            for name in types or ():
+                of_type = self._by_type[name]
+                del of_type[types]
+                if not of_type:
+                    del self._by_type[name]
 
-    def group_names(self) -> Collection[GroupName]:
+    def groups(self) -> Collection[ActivityTypes]:
         return self._groups.keys()
 
-    def group_size(self, group_name: GroupName) -> int:
-        return len(self._groups.get(group_name, ()))
+    def has_any_for(self, activity_type: str) -> bool:
+        return activity_type in self._by_type or None in self._groups
 
-    def in_order(self, group_names: Collection[GroupName]) -> Iterator[Entry]:
+    def groups_for(self, activity_types: Collection[str]) -> list[ActivityTypes]:
+        """The groups that are for one of these types, or for all."""
+        by_type = self._by_type
+        fewer, others = sorted((activity_types, by_type.keys()), key=len)
+        found: dict[ActivityTypes, None] = {None: None} if None in self._groups else {}
+        for name in fewer:
+            if name in others:
+                found |= by_type[name]
+        return list(found)
+
+    def group_size(self, types: ActivityTypes) -> int:
+        return len(self._groups.get(types, ()))
+
+    def in_order(self, groups: Collection[ActivityTypes]) -> Iterator[Entry]:
         """Must not be continued after a change."""
-        groups = [self._groups[name] for name in group_names]
-        if len(groups) == 1:
-            return iter(groups[0])
-        return map(itemgetter(0), merge(*(group.items() for group in groups), key=itemgetter(1)))
+        chosen = [self._groups[types] for types in groups]
+        if len(chosen) == 1:
+            return iter(chosen[0])
+        return map(itemgetter(0), merge(*(group.items() for group in chosen), key=itemgetter(1)))
 
 
 class RemoteOffers:
@@ -96,9 +122,8 @@ class RemoteOffers:
 
         An offer without types is for polls without types only: its node would hand out activities of any type.
         """
-        for name in self._matching(types):
-            return next(iter(self._addresses[name]))
-        return None
+        names = self._addresses if types is None else self._matching(types)
+        return next((next(iter(self._addresses[name])) for name in names), None)
 
     def forget(self, address: str, types: ActivityTypes) -> None:
         """The node has no more activities of these types."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
 
 from liveness.dispatch.matching import Matching
 from liveness.domain.events import (
@@ -26,10 +28,12 @@ from liveness.engine.success_rates import SuccessRates
 from liveness.server.all_nodes import AllNodes
 from liveness.server.validation import require_identifier
 from liveness.server.wire import duration
-from liveness.slices import build_in_slices
+from liveness.slices import build_in_slices, end_slice, in_slices
 from liveness.v1 import activity_pb2 as pb
 
 QUEUES_MAX = 1_000
+KEYS_PER_SLICE = 2_000
+RATED_PER_SLICE = 1_000
 RATED_QUEUES_MAX = 10_000
 """Rates are kept for so many task queues of a node; beyond that, all begin anew."""
 
@@ -45,7 +49,7 @@ class QueueRates(NodeListener):
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._rates: dict[tuple[QueueName, str], SuccessRates] = {}
+        self._rates: dict[QueueName, dict[str, SuccessRates]] = {}
 
     def committed(self, commits: Sequence[PreparedCommit]) -> None:
         counts: Counter[tuple[QueueName, str]] = Counter()
@@ -62,17 +66,23 @@ class QueueRates(NodeListener):
                     counts[(key.namespace, activity.task_queue), what] += 1
         if counts:
             now_ms = self._node.clock.monotonic_ms()
-            if len(self._rates) > RATED_QUEUES_MAX * len(set(_MOVES.values())):
+            if len(self._rates) > RATED_QUEUES_MAX:
                 self._rates.clear()
-            for name, count in counts.items():
-                self._rates.setdefault(name, SuccessRates()).add(count, now_ms)
+            for (name, what), count in counts.items():
+                self._rates.setdefault(name, {}).setdefault(what, SuccessRates()).add(count, now_ms)
 
     def per_minute(self, name: QueueName, what: str) -> int:
-        rates = self._rates.get((name, what))
+        rates = self._rates.get(name, {}).get(what)
         return 0 if rates is None else rates.per_minute(self._node.clock.monotonic_ms())
 
-    def names(self, namespace: str) -> set[QueueName]:
-        return {name for name, what in self._rates if name[0] == namespace and self.per_minute(name, what)}
+    async def names(self, namespace: str) -> set[str]:
+        """The task queues in which something moved within the last minute."""
+        known = [name for name in self._rates if name[0] == namespace]
+        return {
+            name[1]
+            async for name in in_slices(known, RATED_PER_SLICE)
+            if any(self.per_minute(name, what) for what in _RATED)
+        }
 
 
 _MOVES = {
@@ -87,6 +97,9 @@ _MOVES = {
 }
 
 
+_RATED = ("added", "started", "completed", "failed")
+
+
 class TaskQueues:
     def __init__(
         self, node: Node, matching: Matching, rates: QueueRates, all_nodes: AllNodes | None = None
@@ -98,44 +111,80 @@ class TaskQueues:
 
     async def list(self, request: pb.ListTaskQueuesRequest) -> pb.ListTaskQueuesResponse:
         namespace = require_identifier("namespace", request.namespace)
-        own = await build_in_slices(sorted(self._names(namespace)), self._describe)
-        shares = [pb.ListTaskQueuesResponse(task_queues=own)]
+        shares = [pb.ListTaskQueuesResponse(task_queues=await self._own(namespace))]
         if self._all_nodes is not None:
             shares += await self._all_nodes.call_other_nodes(
                 "ActivityService/ListTaskQueues", request, pb.ListTaskQueuesResponse, skip_failed=True
             )
-        return pb.ListTaskQueuesResponse(task_queues=_merge(shares))
+        return pb.ListTaskQueuesResponse(task_queues=await _merge(shares))
 
-    def _names(self, namespace: str) -> set[QueueName]:
-        names = self._matching.polled_queues(namespace) | self._rates.names(namespace)
+    async def _own(self, namespace: str) -> list[pb.TaskQueue]:
+        """The first task queues by name: those behind them are among the first of all nodes no more than of this one."""
+        waiting = await self._count(namespace)
+        names = (
+            waiting.keys()
+            | await self._matching.polled_queues(namespace)
+            | await self._rates.names(namespace)
+        )
+
+        def describe(name: str) -> pb.TaskQueue:
+            found = waiting.get(name, _NOTHING)
+            message = pb.TaskQueue(
+                task_queue=name, available=found.available, held=found.held, waiting=found.waiting
+            )
+            if found.oldest_ms is not None:
+                message.oldest.CopyFrom(duration(found.oldest_ms))
+            message.polls, message.pollers = self._matching.poll_counts((namespace, name))
+            for what in _RATED:
+                setattr(message, f"{what}_per_minute", self._rates.per_minute((namespace, name), what))
+            return message
+
+        return await build_in_slices(nsmallest(QUEUES_MAX, names), describe)
+
+    async def _count(self, namespace: str) -> dict[str, _Waiting]:
+        """What waits and what is held. Each shard's task queues are looked at once: there may be as many as activities."""
+        found: dict[str, _Waiting] = {}
         for shard in self._node.shards():
             backlog = shard.activities.backlog
-            names.update((key.namespace, key.task_queue) for key in backlog.available)
-            names.update((*backlog.held, *backlog.waiting))
-        return {name for name in names if name[0] == namespace}
-
-    def _describe(self, name: QueueName) -> pb.TaskQueue:
-        found = pb.TaskQueue(task_queue=name[1])
-        oldest_ms = -1
-        for shard in self._node.shards():
-            backlog, now_ms = shard.activities.backlog, shard.now_ms()
-            found.held += backlog.held[name]
-            found.waiting += backlog.waiting[name]
-            for key, waiting in backlog.available.items():
-                if (key.namespace, key.task_queue) == name:
-                    found.available += len(waiting)
-                    oldest_ms = max(oldest_ms, now_ms - next(iter(waiting.values())))
-        if oldest_ms >= 0:
-            found.oldest.CopyFrom(duration(oldest_ms))
-        found.polls, found.pollers = self._matching.poll_counts(name)
-        for what in ("added", "started", "completed", "failed"):
-            setattr(found, f"{what}_per_minute", self._rates.per_minute(name, what))
+            async for key in in_slices(list(backlog.available), KEYS_PER_SLICE):
+                if key.namespace == namespace and (activities := backlog.available.get(key)):
+                    age_ms = shard.now_ms() - next(iter(activities.values()))
+                    _of(found, key.task_queue).add_available(len(activities), age_ms)
+            async for name in in_slices(list(backlog.held), KEYS_PER_SLICE):
+                if name[0] == namespace:
+                    _of(found, name[1]).held += backlog.held[name]
+            async for name in in_slices(list(backlog.waiting), KEYS_PER_SLICE):
+                if name[0] == namespace:
+                    _of(found, name[1]).waiting += backlog.waiting[name]
+            await end_slice()
         return found
 
 
-def _merge(shares: Sequence[pb.ListTaskQueuesResponse]) -> list[pb.TaskQueue]:
+@dataclass(slots=True)
+class _Waiting:
+    available: int = 0
+    held: int = 0
+    waiting: int = 0
+    oldest_ms: int | None = None
+
+    def add_available(self, count: int, age_ms: int) -> None:
+        self.available += count
+        self.oldest_ms = max(self.oldest_ms or 0, age_ms)
+
+
+_NOTHING = _Waiting()
+
+
+def _of(found: dict[str, _Waiting], name: str) -> _Waiting:
+    known = found.get(name)
+    if known is None:
+        known = found[name] = _Waiting()
+    return known
+
+
+async def _merge(shares: Sequence[pb.ListTaskQueuesResponse]) -> list[pb.TaskQueue]:
     by_name: dict[str, pb.TaskQueue] = {}
-    for queue in (queue for share in shares for queue in share.task_queues):
+    async for queue in in_slices((queue for share in shares for queue in share.task_queues), KEYS_PER_SLICE):
         known = by_name.setdefault(queue.task_queue, queue)
         if known is queue:
             continue

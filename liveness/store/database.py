@@ -9,6 +9,8 @@ from sqlalchemy import Connection
 
 T = TypeVar("T")
 
+SEARCH_S_MAX = 5.0
+
 
 class ConnectionCounts(NamedTuple):
     """Connections to a database server."""
@@ -27,6 +29,10 @@ class Database(Protocol):
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a read transaction."""
+
+    async def search(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in a read transaction that a client asked for. It may take long, so the server's own reads do not wait for
+        it, and it ends after `SEARCH_S_MAX`, or when its caller has gone. Raises `ReadFailed`."""
 
     async def end_sessions(self, owners: Collection[str]) -> int:
         """End the sessions of these owners, which rolls back their open transactions. Return the number of sessions."""

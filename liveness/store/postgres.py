@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import QueuePool
 
-from liveness.store.database import ConnectionCounts
+from liveness.store.database import SEARCH_S_MAX, ConnectionCounts
 from liveness.store.errors import (
     CommitRejected,
     CommitUnknown,
@@ -89,6 +89,8 @@ class PostgresDatabase:
         )
         # Reads never use all connections, so commits always find one.
         self._read_limit = asyncio.Semaphore(max(1, connections_max - 2))
+        self._search_limit = asyncio.Semaphore(max(1, connections_max - 4))
+        """Searches never use all connections for reads."""
         self._generation = 0
         """Rises when a connection timed out: other connections of the same age are probably dead as well."""
         event.listen(self._engine.sync_engine, "connect", self._on_connect)
@@ -158,6 +160,15 @@ class PostgresDatabase:
         except _CONNECTION_ERRORS as error:
             is_refused = _sqlstate(error).startswith(DATA_EXCEPTION)
             raise (ValueRefused if is_refused else ReadFailed)(detail=_describe_error(error)) from error
+
+    async def search(self, work: Callable[[Connection], T]) -> T:
+        try:
+            async with self._search_limit, asyncio.timeout(SEARCH_S_MAX):
+                return await self.read(work)
+        except TimeoutError:
+            raise ReadFailed(
+                detail=f"it did not answer within {SEARCH_S_MAX:.0f} s; ask for less at a time"
+            ) from None
 
     async def end_sessions(self, owners: Collection[str]) -> int:
         query = select(func.count(func.pg_terminate_backend(_pg_sessions.c.pid))).where(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import structlog
@@ -91,6 +91,7 @@ from liveness.store.schema import (
     verdicts,
     workers,
 )
+from liveness.store.search_turns import SearchTurns
 from liveness.store.silences import read_silences
 from liveness.store.size import Storage, read_storage, record_size
 from liveness.store.take_over import LOG_COLUMNS, decode_activity_row, take_over
@@ -118,6 +119,8 @@ from liveness.store.worker_slots import grant_slots, return_slots
 
 logger = structlog.get_logger("liveness.store")
 
+T = TypeVar("T")
+
 ANY_TIME_MS = 2**62
 ACTIVITIES_PAGE_BYTES_MAX = 8 * 1024 * 1024
 """More than of other pages: most of it are users' payloads, which nothing looks into."""
@@ -128,6 +131,7 @@ class SqlStore:
     def __init__(self, database: Database, migrations: Path = MIGRATIONS) -> None:
         self._database = database
         self._migrations = migrations
+        self._search_turns = SearchTurns()
         self._revisions: Revisions | None = None
         """None until the store is open."""
         self._restore_id: str | None = None
@@ -251,7 +255,9 @@ class SqlStore:
     async def read_audit(
         self, where: AuditFilter, before: tuple[int, int] | None, limit: int
     ) -> list[AuditRow]:
-        return await self._database.read(lambda connection: read_audit(connection, where, before, limit))
+        return await self._search(
+            where.namespace, lambda connection: read_audit(connection, where, before, limit)
+        )
 
     async def prune_audit(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
         def prune(connection: Connection) -> int:
@@ -268,13 +274,14 @@ class SqlStore:
     async def find_series(
         self, where: SeriesFilter, steps: Steps, after: tuple[str, str, int] | None, limit: int
     ) -> list[Series]:
-        return await self._database.read(
-            lambda connection: component_metrics.find_series(connection, where, steps, after, limit)
+        return await self._search(
+            where.namespace,
+            lambda connection: component_metrics.find_series(connection, where, steps, after, limit),
         )
 
     async def read_points(self, series_ids: Collection[int], steps: Steps) -> dict[int, list[Point]]:
-        return await self._database.read(
-            lambda connection: component_metrics.read_points(connection, series_ids, steps)
+        return await self._search(
+            None, lambda connection: component_metrics.read_points(connection, series_ids, steps)
         )
 
     async def prune_samples(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
@@ -361,7 +368,7 @@ class SqlStore:
                 found.append(WorkerRow(WorkerKey(namespace, key), shard_id, worker))
             return Page.of(found, is_cut=rows.is_cut)
 
-        return await self._database.read(read)
+        return await self._search(namespace, read)
 
     async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]:
         query = (
@@ -369,7 +376,8 @@ class SqlStore:
             .where(_worker_conditions(namespace, where))
             .group_by(workers.c.state)
         )
-        return {WorkerState(state): count for state, count in await self._fetch_all(query)}
+        found = await self._search(namespace, lambda connection: connection.execute(query).all())
+        return {WorkerState(state): count for state, count in found}
 
     async def worker_history(
         self,
@@ -400,7 +408,7 @@ class SqlStore:
             rows = read_page(connection, query, log.c.payload)
             return Page.of((codec.decode_entry(LogRow(*row)) for row in rows), is_cut=rows.is_cut)
 
-        return await self._database.read(read)
+        return await self._search(key.namespace, read)
 
     async def activity_history(
         self, key: ActivityKey, shard_id: int, *, limit: int, without: Collection[str] = ()
@@ -424,7 +432,7 @@ class SqlStore:
             rows = read_page(connection, query, log.c.payload)
             return Page.of((codec.decode_entry(LogRow(*row)) for row in rows), is_cut=rows.is_cut)
 
-        return await self._database.read(read)
+        return await self._search(key.namespace, read)
 
     async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
         return await self._database.read(
@@ -514,7 +522,7 @@ class SqlStore:
         return await self._database.read(read)
 
     async def recent_events(self, namespace: str | None, limit: int) -> list[tuple[int, LogEntry]]:
-        return await self._database.read(lambda connection: recent_events(connection, namespace, limit))
+        return await self._search(namespace, lambda connection: recent_events(connection, namespace, limit))
 
     async def due_tasks(
         self, shard_id: int, now_ms: int, limit: int, *, include_parked: bool = True
@@ -586,7 +594,7 @@ class SqlStore:
         )
         if namespace is not None:
             query = query.where(tasks.c.namespace == namespace)
-        return await self._database.read(lambda connection: read_tasks(connection, query))
+        return await self._search(namespace, lambda connection: read_tasks(connection, query))
 
     async def finished_tasks(
         self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int
@@ -646,7 +654,7 @@ class SqlStore:
             found = (ActivityRow(*decode_activity_row(row), row.shard_id) for row in rows)
             return Page.of(found, is_cut=rows.is_cut)
 
-        return await self._database.read(read)
+        return await self._search(namespace, read)
 
     async def list_objects(
         self, namespace: str, kind: str, prefix: str, after: str | None, limit: int
@@ -658,8 +666,9 @@ class SqlStore:
     async def list_progress(
         self, namespace: str, prefix: str, failing: bool, after_unit: str | None, limit: int
     ) -> Page[ProgressRow]:
-        return await self._database.read(
-            lambda connection: list_progress(connection, namespace, prefix, failing, after_unit, limit)
+        return await self._search(
+            namespace,
+            lambda connection: list_progress(connection, namespace, prefix, failing, after_unit, limit),
         )
 
     async def prune_activities(
@@ -806,6 +815,11 @@ class SqlStore:
             if deleted < batch:
                 break
         return total
+
+    async def _search(self, namespace: str | None, work: Callable[[Connection], T]) -> T:
+        """Read what a client asked for."""
+        async with self._search_turns.turn(namespace or ""):
+            return await self._database.search(work)
 
     async def _fetch_all(self, query: Select[Any]) -> Sequence[Any]:
         return await self._database.read(lambda connection: connection.execute(query).all())

@@ -1,4 +1,4 @@
-"""SQLite: one writer connection on one thread, which also owns WAL checkpoints; one reader on another thread.
+"""SQLite: one writer connection on one thread, which also owns WAL checkpoints; one reader on another thread, and one for searches.
 
 `synchronous=FULL` in WAL mode syncs the log in every commit, so an acknowledged commit survives power loss.
 """
@@ -20,7 +20,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from liveness.store.database import ConnectionCounts
+from liveness.store.database import SEARCH_S_MAX, ConnectionCounts
 from liveness.store.errors import (
     CannotOpenStore,
     CommitRejected,
@@ -87,11 +87,16 @@ class SqliteDatabase:
         self.path = path
         self._lock_file: IO[str] | None = None
         self._writer = _JobThread("liveness-sqlite-writer")
-        self._reader = _JobThread("liveness-sqlite-reader")
+        self._reader = _JobThread("liveness-sqlite-reader", skips_abandoned=True)
         self._write_engine = _create_engine(path, writer=True)
         self._write_connection: Connection | None = None
         """Opened once, on the writer's thread."""
         self._read_engine = _create_engine(path, writer=False)
+        self._searcher = _JobThread("liveness-sqlite-searcher", skips_abandoned=True)
+        self._search_engine = _create_engine(path, writer=False)
+        self._search_turn = asyncio.Lock()
+        self._searching: sqlite3.Connection | None = None
+        """The connection on which searches run."""
         self._broken: StoreBroken | None = None
 
     def lock(self) -> None:
@@ -175,6 +180,37 @@ class SqliteDatabase:
         except (DBAPIError, sqlite3.Error) as error:
             raise ReadFailed(detail=str(error)) from error
 
+    async def search(self, work: Callable[[Connection], T]) -> T:
+        async with self._search_turn:
+            limit = asyncio.get_running_loop().call_later(SEARCH_S_MAX, self._interrupt_search)
+            try:
+                return await self._searcher.run(self._search, work)
+            except asyncio.CancelledError:
+                # Nobody waits for it any more. The next one starts on the same thread when this one has ended.
+                self._interrupt_search()
+                raise
+            finally:
+                limit.cancel()
+
+    def _search(self, work: Callable[[Connection], T]) -> T:
+        try:
+            with self._search_engine.begin() as connection:
+                driver = connection.connection.driver_connection
+                assert isinstance(driver, sqlite3.Connection)
+                self._searching = driver
+                return work(connection)
+        except (DBAPIError, sqlite3.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            if getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                raise ReadFailed(
+                    detail=f"it did not answer within {SEARCH_S_MAX:.0f} s; ask for less at a time"
+                ) from error
+            raise ReadFailed(detail=str(error)) from error
+
+    def _interrupt_search(self) -> None:
+        if self._searching is not None:
+            self._searching.interrupt()
+
     async def end_sessions(self, owners: Collection[str]) -> int:
         return 0  # the file belongs to one process
 
@@ -182,8 +218,11 @@ class SqliteDatabase:
         return ConnectionCounts()  # there is no database server
 
     async def close(self) -> None:
+        self._interrupt_search()
+        await self._searcher.run(self._search_engine.dispose)
         await self._reader.run(self._read_engine.dispose)
         await self._writer.run(self._close_writer)
+        self._searcher.stop()
         self._reader.stop()
         self._writer.stop()
         if self._lock_file is not None:
@@ -198,7 +237,9 @@ class SqliteDatabase:
 class _JobThread:
     """One thread that runs jobs in order."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, skips_abandoned: bool = False) -> None:
+        """`skips_abandoned`: do not begin a job whose caller has gone."""
+        self._skips_abandoned = skips_abandoned
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         # A daemon thread: an fsync that hangs must not keep the process from exiting.
         Thread(target=self._run_jobs, name=name, daemon=True).start()
@@ -206,7 +247,7 @@ class _JobThread:
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(_Job(work, args, loop, done))
+        self._jobs.put(_Job(work, args, loop, done, self._skips_abandoned))
         return await done
 
     def stop(self) -> None:
@@ -215,6 +256,8 @@ class _JobThread:
 
     def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
+            if job.is_needless():
+                continue
             try:
                 report = partial(_set_result, job.done, job.work(*job.args))
             except BaseException as error:  # noqa: BLE001  # passed on to the caller
@@ -228,6 +271,10 @@ class _Job(NamedTuple):
     args: tuple[Any, ...]
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[Any]
+    is_skipped_when_abandoned: bool
+
+    def is_needless(self) -> bool:
+        return self.is_skipped_when_abandoned and self.done.cancelled()
 
 
 def _set_result(done: asyncio.Future[Any], result: object) -> None:

@@ -1,17 +1,23 @@
 """Activities that wait for a worker: how many, for how long, and whether any worker polls for them.
 
-Counted anew every few seconds from the shards' backlogs: one step per task queue and shard, however many activities wait.
+Counted anew every few seconds from the shards' backlogs: one step per task queue and shard, however many activities wait. Clients
+may use as many task queues as they have activities, so it is done in slices.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from heapq import nlargest
 from typing import NamedTuple
 
 from liveness.engine.backlog import BacklogKey
 from liveness.engine.node import Node
+from liveness.slices import end_slice, in_slices
+
+KEYS_PER_SLICE = 1_000
+NAMED_QUEUES_MAX = 100
+"""The task queues of a namespace that are named: those in which activities wait longest."""
 
 UnattendedMs = Callable[[str, str, str], int]
 """How long no worker has attended a task queue for activities of a type."""
@@ -46,30 +52,37 @@ class WaitingWork:
     def __init__(self, node: Node, unattended_ms: UnattendedMs) -> None:
         self._node = node
         self._unattended_ms = unattended_ms
-        self._queues: list[QueueBacklog] = []
+        self._named: dict[tuple[str, bool], list[QueueBacklog]] = {}
+        """By namespace, and whether no worker polls them."""
         self._namespaces: dict[str, NamespaceBacklog] = {}
 
     async def refresh(self) -> None:
-        found: dict[BacklogKey, tuple[int, int]] = {}
-        for shard in self._node.shards():
-            now_ms = shard.now_ms()
-            for key, waiting in shard.activities.backlog.available.items():
-                count, oldest_ms = found.get(key, (0, 0))
-                age_ms = now_ms - next(iter(waiting.values()))
-                found[key] = count + len(waiting), max(oldest_ms, age_ms)
-            await asyncio.sleep(0)  # heartbeats first
         queues: dict[tuple[str, str, bool], QueueBacklog] = {}
-        for key, (count, oldest_ms) in found.items():
-            name = key.namespace, key.task_queue, self._is_unpolled(key)
-            before = queues.get(name, QueueBacklog(*name))
-            queues[name] = before._replace(
-                available=before.available + count, oldest_ms=max(before.oldest_ms, oldest_ms)
-            )
-        self._queues = sorted(queues.values(), key=lambda queue: -queue.oldest_ms)
-        self._namespaces = {}
-        for queue in self._queues:
-            namespace = queue.namespace
-            self._namespaces[namespace] = _add_queue(self._namespaces.get(namespace, NOTHING_WAITS), queue)
+        unpolled: dict[BacklogKey, bool] = {}
+        for shard in self._node.shards():
+            available = shard.activities.backlog.available
+            async for key in in_slices(list(available), KEYS_PER_SLICE):
+                if not (waiting := available.get(key)):
+                    continue  # they were handed out meanwhile
+                if key not in unpolled:
+                    unpolled[key] = self._is_unpolled(key)
+                name = key.namespace, key.task_queue, unpolled[key]
+                before = queues.get(name) or QueueBacklog(*name)
+                age_ms = shard.now_ms() - next(iter(waiting.values()))
+                queues[name] = before._replace(
+                    available=before.available + len(waiting), oldest_ms=max(before.oldest_ms, age_ms)
+                )
+            await end_slice()
+        namespaces: dict[str, NamespaceBacklog] = {}
+        named: dict[tuple[str, bool], list[QueueBacklog]] = {}
+        async for queue in in_slices(queues.values(), KEYS_PER_SLICE):
+            namespaces[queue.namespace] = _add_queue(namespaces.get(queue.namespace, NOTHING_WAITS), queue)
+            of_namespace = named.setdefault((queue.namespace, queue.unpolled), [])
+            of_namespace.append(queue)
+            if len(of_namespace) >= 2 * NAMED_QUEUES_MAX:
+                of_namespace[:] = _longest(of_namespace)
+        self._named = {name: _longest(of_namespace) for name, of_namespace in named.items()}
+        self._namespaces = namespaces
 
     def _is_unpolled(self, key: BacklogKey) -> bool:
         limit_ms = self._node.policies.of(key.namespace).unpolled_alert_ms
@@ -82,12 +95,17 @@ class WaitingWork:
         yield from self._namespaces.items()
 
     def queues(self, namespace: str, *, unpolled: bool) -> list[QueueBacklog]:
-        """Of one namespace, or without a name, of all; the one that waits longest first."""
-        return [
-            queue
-            for queue in self._queues
-            if queue.unpolled is unpolled and namespace in ("", queue.namespace)
-        ]
+        """Of one namespace, or without a name, of all; the one that waits longest first. At most `NAMED_QUEUES_MAX`."""
+        if namespace:
+            return self._named.get((namespace, unpolled), [])
+        return _longest(
+            [
+                queue
+                for (_, is_unpolled), queues in self._named.items()
+                if is_unpolled is unpolled
+                for queue in queues
+            ]
+        )
 
     def available_counts(self) -> Counter[str]:
         """Counts available activities by namespace, as of now."""
@@ -105,3 +123,7 @@ def _add_queue(backlog: NamespaceBacklog, queue: QueueBacklog) -> NamespaceBackl
             oldest_unpolled_ms=max(backlog.oldest_unpolled_ms or 0, queue.oldest_ms),
         )
     return backlog._replace(oldest_polled_ms=max(backlog.oldest_polled_ms or 0, queue.oldest_ms))
+
+
+def _longest(queues: list[QueueBacklog]) -> list[QueueBacklog]:
+    return nlargest(NAMED_QUEUES_MAX, queues, key=lambda queue: queue.oldest_ms)

@@ -167,6 +167,8 @@ class NodeDatabase:
     async def read(self, work: Callable[[Connection], T]) -> T:
         return await self._run(work, writes=False)
 
+    search = read
+
     def connection_counts(self) -> ConnectionCounts:
         return ConnectionCounts()
 
