@@ -54,6 +54,10 @@ def read_namespace(request: bytes) -> str:
     return Fields(request).text(1)
 
 
+def write_describe_namespace(namespace: str) -> bytes:
+    return write_message({1: namespace})
+
+
 def read_workflow_task_completion(request: bytes) -> Caller:
     fields = Fields(request)
     return Caller(namespace=fields.text(9), worker_key=fields.text(19), identity=fields.text(3))

@@ -1,4 +1,8 @@
-"""Temporal's own worker API, answered from liveness where the server does not implement it."""
+"""Temporal's own worker API, answered from liveness where the server does not implement it.
+
+The answer is read with the bridge's own credential, so it is for those only whom Temporal serves in the namespace. A server that does
+not know the method does not check that; it is asked for its description of the namespace instead.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,13 @@ from liveness.v1.service_pb2 import DescribeWorkerRequest, ListWorkersRequest, W
 from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE, WORKER_STATUS_STOPPING, Worker
 
 CALL_TIMEOUT_MS = 5_000
+DESCRIBE_NAMESPACE = f"{messages.SERVICE}DescribeNamespace"
 PAGE_MAX = 1_000
 Answer: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 """Makes an answer for the bytes of a request."""
 _RUNNING, _SHUTTING_DOWN = 1, 2
+QUERY_CHARS_MAX = 1_000
+"""To look for AND in a long row of spaces takes as long as their number squared."""
 _STATUS_NAMES = {_RUNNING: "Running", _SHUTTING_DOWN: "ShuttingDown"}
 _CONDITION = re.compile(r"""(\w+)\s*(=|!=)\s*(?:'([^']*)'|"([^"]*)")""")
 _AND = re.compile(r"\s+AND\s+", re.IGNORECASE)
@@ -45,6 +52,8 @@ class QueryRefused(Exception):
 def parse_query(query: str) -> IsListed:
     """Which workers a query of Temporal's means. Raises QueryRefused: all workers would be a wrong answer."""
     conditions = []
+    if len(query) > QUERY_CHARS_MAX:
+        raise QueryRefused(f"the bridge answers queries of at most {QUERY_CHARS_MAX} characters")
     for text in _AND.split(query.strip()) if query.strip() else ():
         found = _CONDITION.fullmatch(text.strip())
         if found is None or found[1] not in _QUERIED:
@@ -53,6 +62,10 @@ def parse_query(query: str) -> IsListed:
             )
         conditions.append((_QUERIED[found[1]], found[2] == "=", found[3] or found[4] or ""))
     return lambda worker: all((read(worker) == value) is equal for read, equal, value in conditions)
+
+
+class NotTemporals(Exception):
+    """The worker is none of Temporal's."""
 
 
 class WorkerApi:
@@ -82,12 +95,15 @@ class WorkerApi:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
             try:
+                if not await _is_served(call, messages.read_namespace(call.request)):
+                    raise
                 return await answer(call.request)
             except QueryRefused as refused:
                 await call.context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
                 raise
-            except (Malformed, RpcFailed) as why:
-                if isinstance(why, RpcFailed) and why.rpc_failure.code is grpc.StatusCode.NOT_FOUND:
+            except (Malformed, RpcFailed, NotTemporals) as why:
+                is_unknown = isinstance(why, RpcFailed) and why.rpc_failure.code is grpc.StatusCode.NOT_FOUND
+                if is_unknown or isinstance(why, NotTemporals):
                     await call.context.abort(grpc.StatusCode.NOT_FOUND, "there is no such worker")
                 raise error from None
 
@@ -105,6 +121,8 @@ class WorkerApi:
             DescribeWorkerRequest(namespace=namespace, worker_instance_key=key),
             CALL_TIMEOUT_MS,
         )
+        if not _is_temporals(answer.worker):
+            raise NotTemporals
         return messages.write_described_worker(_listed_worker(answer.worker))
 
     async def _counted(self, request: bytes) -> bytes:
@@ -131,8 +149,21 @@ class WorkerApi:
             ),
             CALL_TIMEOUT_MS,
         )
-        own = [worker for worker in page.workers if worker.labels.get(ENGINE_LABEL) == "temporal"]
+        own = filter(_is_temporals, page.workers)
         return [worker for worker in map(_listed_worker, own) if is_listed(worker)], page.next_page_token
+
+
+async def _is_served(call: Call, namespace: str) -> bool:
+    """Whether Temporal serves this caller in the namespace."""
+    try:
+        await call.ask(DESCRIBE_NAMESPACE, messages.write_describe_namespace(namespace))
+    except grpc.aio.AioRpcError:
+        return False
+    return True
+
+
+def _is_temporals(worker: Worker) -> bool:
+    return worker.labels.get(ENGINE_LABEL) == "temporal"
 
 
 def _listed_worker(worker: Worker) -> ListedWorker:

@@ -6,6 +6,7 @@ Errors are `{"detail": …}`, as these clients know them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -35,11 +36,17 @@ from liveness.v1 import component_metrics_service_pb2, registry_pb2, registry_se
 
 CALL_TIMEOUT_S = 4.0
 """The clients wait for 5 s."""
+ANSWER_TIMEOUT_S = 10.0
+"""For all calls that one request needs: lists are read page by page."""
 RETRY_AFTER_S = 3
 METRICS_BODY_BYTES_MAX = 512 * 1024
 ROWS_MAX = 10_000
 POOLS_BYTES_MAX = 8 * 1024 * 1024
 """A list of pools ends with the page that exceeds it: pools that describe themselves at length are fewer."""
+METRICS_ANSWER_BYTES_MAX = 8 * 1024 * 1024
+"""A list of samples ends with the series that exceeds it: each row repeats the labels."""
+ROW_BYTES = 300
+"""Of a row of metrics, without its labels and help."""
 ROWS_PER_SLICE = 20
 SERIES_PER_PAGE = 10
 """A series has up to 1,000 points; more of them than `POINTS_MAX` would be read for nothing."""
@@ -296,12 +303,16 @@ class NoetlPaths:
             if text := asked_for.get(field, ""):
                 _read_time(text, field, target)
         rows: list[dict[str, Any]] = []
+        bytes_left = METRICS_ANSWER_BYTES_MAX
         while True:
             page = await self._call(_METRICS["QueryMetrics"], asked, request.headers)
             async for series in in_slices(page.series, 2):
-                rows += self._metric_rows(series, asked_for.get("metric_type", ""))
+                if bytes_left > 0:
+                    found = self._metric_rows(series, asked_for.get("metric_type", ""))
+                    bytes_left -= len(found) * (ROW_BYTES + _text_bytes(series))
+                    rows += found
             asked.page_token = page.next_page_token
-            if not asked.page_token or len(rows) >= POINTS_MAX:
+            if not asked.page_token or len(rows) >= POINTS_MAX or bytes_left <= 0:
                 break
         rows.sort(key=lambda row: row["timestamp"], reverse=True)
         rows = rows[:limit]
@@ -336,7 +347,10 @@ class NoetlPaths:
     def _guarded(self, handle: Handle) -> RequestHandler:
         async def guarded(request: Request) -> Response:
             try:
-                return await handle(request)
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    return await handle(request)
+            except TimeoutError:
+                return _error(504, "There is too much to read in time; ask for less.")
             except LivenessError as error:
                 return _from_http_error(from_error(error))
             except HttpError as error:
@@ -411,6 +425,12 @@ def _read_time(text: str, field: str, target: Timestamp) -> None:
 
 def _has_zone(time: str) -> bool:
     return time[-1:] in "zZ" or "+" in time[10:] or "-" in time[10:]
+
+
+def _text_bytes(series: component_metrics_service_pb2.MetricSeries) -> int:
+    """What each row of a series repeats."""
+    labels = sum(len(name) + len(value) for name, value in series.labels.items())
+    return labels + len(series.help) + len(series.name) + len(series.worker_instance_key)
 
 
 def _limit(text: str) -> int:

@@ -12,6 +12,9 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from liveness.cli.http_listener import bind_http, start_http
+from liveness.clock import SystemClock
+from liveness.doors.noetl.paths import noetl_door
+from liveness.doors.noetl.settings import NoetlSettings
 from liveness.http.endpoints import WHOLE_BODY, Endpoint, endpoints_of
 from liveness.http.fields import FieldPath
 from liveness.http.openapi import SERVICES
@@ -140,6 +143,43 @@ def worker_path_requests() -> Iterator[tuple[HttpRequest, str, str]]:
             yield HttpRequest("POST", RESTART.template, json.dumps(about).encode()), namespace, "OPERATOR"
 
 
+DOOR = NoetlSettings(namespace=OWN)
+
+
+def door_requests(name: str) -> Iterator[tuple[HttpRequest, str]]:
+    """What clients of the NoETL door send about the component of this name, and the role that it takes. The door's namespace is OWN."""
+    pool = {"name": name, "runtime": "cpu"}
+    for verb, path, body, role in (
+        ("POST", "/api/worker/pool/register", pool, "WORKER"),
+        ("POST", "/api/worker/pool/heartbeat", pool, "WORKER"),
+        ("POST", "/api/runtime/register", {"name": name, "uri": "u"}, "WORKER"),
+        ("POST", "/api/runtime/deregister", {"name": name}, "WORKER"),
+        ("DELETE", "/api/runtime/deregister", {"name": name}, "WORKER"),
+        ("POST", "/api/worker/pool/deregister", pool, "WORKER"),
+        ("DELETE", "/api/worker/pool/deregister", pool, "WORKER"),
+        ("GET", "/api/worker/pools", None, "READER"),
+        ("GET", "/api/metrics/query", None, "READER"),
+        # It looks for the component, as readers may, before it reports as a worker.
+        ("POST", "/api/metrics/report", {"component_name": name, "metrics": []}, "READER"),
+    ):
+        yield HttpRequest(verb, path, json.dumps(body).encode() if body else b""), role
+
+
+async def check_door(client: Client, token: str, role: str, granted: str) -> None:
+    wrong = []
+    for request, wanted in door_requests(f"pool of {role} {granted}"):  # each principal has its own
+        code = await ask_door(client, request, f"Bearer {token}")
+        allowed = wanted in INCLUDED[role] and granted in ("*", OWN)
+        if (code != 403) != allowed or code in (401, 500):
+            wrong.append((request.verb, request.target, code, allowed))
+    assert wrong == []
+
+
+async def ask_door(client: Client, request: HttpRequest, authorization: str | None) -> int:
+    headers = dict(JSON) if authorization is None else {"Authorization": authorization, **JSON}
+    return (await client.ask(request.verb, request.target, headers, request.body)).code
+
+
 async def check_without_credential(client: Client) -> None:
     metrics = HttpRequest("GET", "/metrics", b"")
     worker_paths = (
@@ -171,6 +211,7 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
         hosts=(),
         metrics=server.metrics,
         asks_callers=True,
+        doors=[noetl_door(DOOR, harness.clock)],
     )
     yield harness, Client(listen_address.port)
     http.stop_accepting()
@@ -194,10 +235,32 @@ async def test_each_role_may_do_over_http_what_the_options_say_and_nothing_else(
     await check_role(client, created.secret, role, granted)
 
 
+@pytest.mark.parametrize("granted", [OWN, OTHER, "*"])
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_role_may_do_through_a_door_what_it_may_do_elsewhere(
+    node: tuple[AuthHarness, Client], role: str, granted: str
+) -> None:
+    harness, client = node
+    name = f"{role}-{granted.replace('*', 'all')}-of-the-door"
+    created: Any = await harness.create_token(name, f"{role}:{granted}")
+    await check_door(client, created.secret, role, granted)
+
+
 async def test_nobody_does_anything_over_http_without_a_valid_credential(
     node: tuple[AuthHarness, Client],
 ) -> None:
     await check_without_credential(node[1])
+    for request, _ in door_requests("a"):
+        for authorization in INVALID_CREDENTIALS:
+            assert await ask_door(node[1], request, authorization) == 401, (request, authorization)
+
+
+def test_all_paths_of_the_door_are_tried() -> None:
+    """Otherwise this matrix would leave one out without saying so."""
+    unused: Any = None
+    handlers = noetl_door(DOOR, SystemClock())(unused, unused)
+    tried = {(request.target, request.verb) for request, _ in door_requests("a")}
+    assert tried == {(path, verb) for path, of_path in handlers.items() for verb in of_path}
 
 
 async def test_two_credentials_in_one_request_are_refused(node: tuple[AuthHarness, Client]) -> None:

@@ -12,8 +12,9 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2, worker_pb2
-from tests.fuzz.random_requests import NAMES
+from liveness.app import CLUSTER_SERVICE, SERVICES
+from liveness.v1 import service_pb2, worker_pb2
+from tests.fuzz.random_requests import NAMES, NAMES_OF
 from tests.integration.server.server_harness import NAMESPACE, ServerHarness, refusal
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -118,8 +119,7 @@ async def test_a_request_with_too_many_elements_is_refused_cheaply_and_changes_n
 
 UNARY_METHODS = [
     method
-    for file in (service_pb2, activity_pb2, admin_pb2, cluster_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
+    for service in (*SERVICES, CLUSTER_SERVICE)
     for method in service.methods
     if not method.client_streaming
 ]
@@ -160,9 +160,10 @@ def request_with(method: MethodDescriptor, path: tuple[FieldDescriptor, ...], co
 
 
 def _fill_names(message: Message) -> None:
+    names = {**NAMES, **NAMES_OF.get(message.DESCRIPTOR.name, {})}
     for field in message.DESCRIPTOR.fields:
-        if field.name in NAMES and not field.is_repeated:
-            setattr(message, field.name, NAMES[field.name][0])
+        if field.name in names and not field.is_repeated:
+            setattr(message, field.name, names[field.name][0])
 
 
 @pytest.mark.parametrize(

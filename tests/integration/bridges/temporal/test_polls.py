@@ -18,7 +18,7 @@ from temporalio.api.workflowservice.v1 import request_response_pb2 as pb
 from liveness.app import Server
 from liveness.bridges.temporal.bridge import TemporalBridge
 from liveness.config.settings import Settings
-from liveness.v1.service_pb2 import DescribeWorkerRequest
+from liveness.v1.service_pb2 import DescribeWorkerRequest, RecordWorkerHeartbeatRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.integration.bridges.temporal.conftest import StartBridge
 from tests.integration.bridges.temporal.upstream_server import SERVICE, UpstreamServer
@@ -244,6 +244,17 @@ async def test_the_worker_api_is_answered_from_liveness_where_the_server_has_non
 
         assert await call("ListWorkers", pb.ListWorkersRequest(namespace="shop")) == b"\x12\x01x"
         upstream.unimplemented.add("ListWorkers")
+        for refused in ({"DescribeNamespace"}, set()):  # without it, the namespace is unknown to Temporal
+            upstream.refused = refused
+            for method in ("ListWorkers", "CountWorkers", "DescribeWorker"):
+                request = pb.DescribeWorkerRequest(namespace="shop", worker_instance_key="w1")
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await call(
+                        method,
+                        request if method == "DescribeWorker" else pb.ListWorkersRequest(namespace="shop"),
+                    )
+                assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED, method
+        upstream.answers["DescribeNamespace"] = b""
         listed = pb.ListWorkersResponse.FromString(
             await call("ListWorkers", pb.ListWorkersRequest(namespace="shop"))
         )
@@ -272,9 +283,15 @@ async def test_the_worker_api_is_answered_from_liveness_where_the_server_has_non
             await call("DescribeWorker", pb.DescribeWorkerRequest(namespace="shop", worker_instance_key="w1"))
         )
         assert described.worker_info.worker_heartbeat.task_queue == "q"
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await call("DescribeWorker", pb.DescribeWorkerRequest(namespace="shop", worker_instance_key="x"))
-        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+        async with grpc.aio.insecure_channel(liveness.address) as own:
+            beat = RecordWorkerHeartbeatRequest(namespace="shop", heartbeat={"worker_instance_key": "other"})
+            await LivenessServiceStub(own).RecordWorkerHeartbeat(beat)
+        for key in ("x", "other"):  # unknown, and none of Temporal's
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call(
+                    "DescribeWorker", pb.DescribeWorkerRequest(namespace="shop", worker_instance_key=key)
+                )
+            assert raised.value.code() is grpc.StatusCode.NOT_FOUND, key
 
 
 async def test_nobody_is_recorded_whom_temporal_refuses(
