@@ -264,6 +264,9 @@ async def test_the_worker_api_is_answered_from_liveness_where_the_server_has_non
             await call("CountWorkers", pb.CountWorkersRequest(namespace="shop"))
         )
         assert counted.count == 1
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call("CountWorkers", pb.CountWorkersRequest(namespace="shop", query=" " * 300_000))
+        assert "at most 1000 characters" in str(raised.value.details())
         for query, count in (
             ("TaskQueue = 'q' AND Status='Running'", 1),
             ('WorkerIdentity="me"', 1),
