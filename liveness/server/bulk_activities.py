@@ -1,6 +1,7 @@
 """BulkUpdateActivities: retry or cancel all activities that a filter chooses, some in each call.
 
-Each activity is changed by the same call that changes one, at the node that owns its shard: the same rules, events and names."""
+Each activity is changed by the same call that changes one, at the node that owns its shard: the same rules, events and names. So it takes
+the role that changes one, too."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from liveness.domain.errors import InvalidField, LivenessError, PageTokenInvalid
 from liveness.domain.keys import ActivityId
 from liveness.engine.node import Node
 from liveness.routing.own_calls import OwnCalls
+from liveness.security.authorization import access_rule, authorize
+from liveness.security.principal import current_caller
 from liveness.server import activity_wire as wire
 from liveness.server import tokens
 from liveness.server.validation import require_identifier, text
@@ -37,6 +40,10 @@ _APPLIES_TO = {
         if state not in FINISHED_ACTIVITY_STATES and state is not ActivityState.CANCEL_REQUESTED
     ),
 }
+_RULES = {
+    pb.BULK_ACTION_RETRY: access_rule(_METHODS["RetryActivity"]),
+    pb.BULK_ACTION_CANCEL: access_rule(_METHODS["CancelActivity"]),
+}
 
 Serve = Callable[[Any], Awaitable[Message]]
 
@@ -52,6 +59,8 @@ class BulkActivities:
         namespace, reason = require_identifier("namespace", request.namespace), text("reason", request.reason)
         if request.action not in _APPLIES_TO:
             raise InvalidField(field="action", rule="must be BULK_ACTION_RETRY or BULK_ACTION_CANCEL")
+        if (caller := current_caller.get()) is not None:
+            authorize(caller.principal, _RULES[request.action], request)
         applies_to = _APPLIES_TO[request.action]
         where = wire.activity_filter(request.filter)
         states = tuple(state for state in applies_to if not where.states or state in where.states)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from liveness.background import BackgroundTasks
 from liveness.clock import Clock
 from liveness.domain.errors import SeriesQuotaExceeded, TooManySamplesWaiting
+from liveness.engine.counts import add_count
 from liveness.store.api import Store
 from liveness.store.component_metrics import SampleReport
 from liveness.store.errors import StoreError
@@ -47,17 +48,22 @@ class MetricsWriter:
         self._writer: asyncio.Task[None] | None = None
         self._next_start_ms = 0
         self.waiting_samples = 0
+        self._waiting_of: Counter[str] = Counter()
+        """The same by namespace."""
         self.outcomes = Counter({STORED: 0, REFUSED: 0})
         """Samples by outcome."""
         self.transactions = 0
 
     async def store(self, report: SampleReport) -> None:
         """Return when the report is durable. Raises `SeriesQuotaExceeded`, `TooManySamplesWaiting` or `StoreError`."""
-        if self.waiting_samples + len(report.samples) > WAITING_SAMPLES_MAX:
+        namespace, count = report.key.namespace, len(report.samples)
+        # A namespace may have as many as it leaves room for: one alone gets half, and every newcomer gets some.
+        if self._waiting_of[namespace] + count > WAITING_SAMPLES_MAX - self.waiting_samples:
             raise TooManySamplesWaiting
         done = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(report, done))
-        self.waiting_samples += len(report.samples)
+        self.waiting_samples += count
+        self._waiting_of[namespace] += count
         if self._writer is None:
             self._writer = self._tasks.start(self._write())
         if (refusal := await done) is not None:
@@ -95,6 +101,7 @@ class MetricsWriter:
         for waiting in self._waiting:
             batch.append(waiting)
             samples += len(waiting.report.samples)
+            add_count(self._waiting_of, waiting.report.key.namespace, -len(waiting.report.samples))
             if samples >= SAMPLES_PER_TRANSACTION:
                 break
         del self._waiting[: len(batch)]

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
 from liveness.routing.forwarding import CALLER_ADDRESS_HEADER, LOCAL_ONLY_HEADER, TARGET_NODE_HEADER
 from liveness.security.audit import DENIED_PER_MINUTE_MAX, TARGET_FIELDS, is_audited
 from liveness.store.errors import CommitRejected
-from liveness.v1 import admin_pb2, audit_pb2, service_pb2, token_pb2, worker_pb2
+from liveness.v1 import activity_pb2, admin_pb2, audit_pb2, service_pb2, token_pb2, worker_pb2
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from tests.integration.security.auth_harness import AuthHarness, Client
 from tests.integration.security.test_access_matrix import METHODS, call, request_about
-from tests.integration.server.server_harness import ServerHarness, unpack
+from tests.integration.server.server_harness import ServerHarness, refusal, unpack
 
 CHANGES = [method for method in METHODS if is_audited(method)]
 NAMES = [f"{method.containing_service.name}/{method.name}" for method in CHANGES]
 NOT_RECORDED = {"namespace", "reason", "page_token"}
-"""The fields of changes that have a column of their own."""
+"""The fields of changes that have a column of their own, and where a change in several calls goes on."""
 
 
 async def audit_of(client: Client, **conditions: Any) -> list[audit_pb2.AuditEntry]:
@@ -51,8 +52,16 @@ def test_the_methods_that_are_recorded_are_those_of_operators_that_change_someth
 @pytest.mark.parametrize("method", CHANGES, ids=NAMES)
 def test_every_field_of_a_change_is_recorded(method: MethodDescriptor) -> None:
     """A new field that holds a payload or a secret is left out by not listing it, and then this test must say so."""
-    fields = {field.name for field in method.input_type.fields}
-    assert fields - NOT_RECORDED <= set(TARGET_FIELDS)
+    assert set(fields_of(method.input_type)) - NOT_RECORDED <= set(TARGET_FIELDS)
+
+
+def fields_of(message: Descriptor) -> Iterator[str]:
+    """Those of its parts included; of settings, all are recorded."""
+    for field in message.fields:
+        yield field.name
+        part = field.message_type
+        if part is not None and field.name != "set" and part.full_name.startswith("liveness."):
+            yield from fields_of(part)
 
 
 @pytest.mark.parametrize("method", CHANGES, ids=NAMES)
@@ -317,3 +326,22 @@ async def test_the_audit_has_a_retention_of_its_own(auth_on_each_database: AuthH
     await harness.start(audit_retention_s=30 * 86_400.0)
     await harness.server.maintenance.apply_retention()
     assert [entry.namespace for entry in await audit_of(harness.admin_client)] == ["new"]
+
+
+async def test_a_change_of_many_takes_the_role_that_changes_one(auth: AuthHarness) -> None:
+    operator = await auth.caller("oncall", "operator:shop")
+    request = activity_pb2.BulkUpdateActivitiesRequest(
+        namespace="shop", filter=activity_pb2.ActivityFilter(workflow_id_prefix="site-17-")
+    )
+    request.action = activity_pb2.BULK_ACTION_RETRY
+    await operator.activities.BulkUpdateActivities(request)
+    request.action = activity_pb2.BULK_ACTION_CANCEL
+    refused = await refusal(operator.activities.BulkUpdateActivities(request))
+    assert refused.reason == "PERMISSION_DENIED"
+    both = await auth.caller("lead", "operator:shop", "producer:shop")
+    await both.activities.BulkUpdateActivities(request)
+    found = await audit_of(auth.admin_client, namespace="shop", method="ActivityService/BulkUpdateActivities")
+    assert {(entry.principal, entry.target) for entry in found if entry.outcome == "OK"} == {
+        ("lead", "filter=(workflow_id_prefix=site-17-) action=2"),
+        ("oncall", "filter=(workflow_id_prefix=site-17-) action=1"),
+    }

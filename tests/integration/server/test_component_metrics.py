@@ -235,6 +235,26 @@ async def test_reports_that_share_a_transaction_are_admitted_one_by_one(metrics:
     assert await metrics.count() == (5, 5)
 
 
+async def test_a_namespace_that_reports_much_leaves_room_for_others(
+    metrics: MetricsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liveness.server.metrics_writer.WAITING_SAMPLES_MAX", 100)
+    writer = metrics.harness.server.metrics_writer
+    writer._interval_ms = 1_000
+    await metrics.report(metrics.sample())  # the next transaction begins a second later
+    busy = [asyncio.ensure_future(metrics.report(*[metrics.sample()] * 10)) for _ in range(8)]
+    first, _ = await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
+    assert (await refusal(first.pop())).reason == "TOO_MANY_SAMPLES_WAITING"
+    other = asyncio.ensure_future(metrics.report(*[metrics.sample()] * 20, namespace="other"))
+    while not writer._waiting_of["other"]:
+        await asyncio.sleep(0)
+    assert writer._waiting_of[NAMESPACE] == 50
+    await metrics.harness.advance(1_000)
+    assert await other == 20
+    await asyncio.gather(*busy, return_exceptions=True)
+    assert (writer.waiting_samples, writer._waiting_of) == (0, {})
+
+
 async def test_many_reports_at_once_share_few_transactions(metrics: MetricsClient) -> None:
     writer = metrics.harness.server.metrics_writer
     names = [f"w{number}" for number in range(60)]
