@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from liveness.domain.incidents import (
     find_incident,
     group_deaths,
 )
-from liveness.domain.policy import DAY_MS, HOUR_MS, MINUTE_MS
+from liveness.domain.policy import DAY_MS, HOUR_MS, MINUTE_MS, Policy
 from liveness.domain.worker import SharedProfile, WorkerState
 from liveness.engine.node import Node
 from liveness.server.validation import duration_ms, require_identifier
@@ -49,6 +50,7 @@ class FoundIncident(NamedTuple):
 class Incidents:
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._turn = asyncio.Lock()
         self._recent: dict[str, tuple[int, list[insight_pb2.Incident]]] = {}
         """By namespace: when they were read, on the monotonic clock, and those of the last minutes."""
 
@@ -83,18 +85,37 @@ class Incidents:
         return known[1]
 
     async def find(self, namespace: str, from_ms: int, to_ms: int) -> list[FoundIncident]:
-        """Return the incidents that began in this time, oldest first."""
+        """Return the incidents that began in this time, oldest first.
+
+        Ten thousand deaths take long to look at, so that is done in a thread, for one caller after the other."""
         store, window_ms = self._node.store, CONCURRENT_DEATHS_WINDOW_MS
-        deaths = await store.timed_deaths(namespace, from_ms - GROUPED_FROM_MS, to_ms + window_ms)
-        groups = [
+        async with self._turn:
+            deaths = await store.timed_deaths(namespace, from_ms - GROUPED_FROM_MS, to_ms + window_ms)
+            if not deaths:
+                return []
+            groups = await asyncio.to_thread(self._group, deaths, from_ms, to_ms)
+            if not groups:
+                return []
+            names = {death.worker for group in groups for death in group}
+            population = await store.population(namespace, names)
+            policy = self._node.policies.of(namespace)
+            return await asyncio.to_thread(self._find, deaths, groups, population, policy)
+
+    @staticmethod
+    def _group(deaths: Sequence[TimedDeath], from_ms: int, to_ms: int) -> list[list[WorkerDeath]]:
+        return [
             group
             for group in group_deaths([_death(death, None) for death in deaths])
             if from_ms <= group[0].wall_ms <= to_ms
         ][-INCIDENTS_MAX:]
-        if not groups:
-            return []
-        names = {death.worker for group in groups for death in group}
-        population = await store.population(namespace, names)
+
+    @staticmethod
+    def _find(
+        deaths: Sequence[TimedDeath],
+        groups: Sequence[Sequence[WorkerDeath]],
+        population: Population,
+        policy: Policy,
+    ) -> list[FoundIncident]:
         known_deaths = {
             (death.wall_ms, death.death.worker): _death(death, population.known.get(death.death.worker))
             for death in deaths
@@ -108,7 +129,7 @@ class Incidents:
                 if (worker := population.known.get(death.worker)) and worker.state is WorkerState.ACTIVE
             ]
             living = _living(population, returned, {death.worker for death in group}, group[0].wall_ms)
-            incident = find_incident(whole, living, self._node.policies.of(namespace))
+            incident = find_incident(whole, living, policy)
             if incident is not None:
                 found.append(FoundIncident(incident, len(returned)))
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from itertools import product
 
@@ -34,8 +35,14 @@ SETTINGS_MAX = 100
 class Tuning:
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._turn = asyncio.Lock()
+        """A replay takes seconds of processor time, if not at a stretch; many at once would leave none to heartbeats."""
 
     async def tune(self, request: insight_pb2.TuneNamespaceRequest) -> insight_pb2.TuneNamespaceResponse:
+        async with self._turn:
+            return await self._tune(request)
+
+    async def _tune(self, request: insight_pb2.TuneNamespaceRequest) -> insight_pb2.TuneNamespaceResponse:
         namespace = require_identifier("namespace", request.namespace)
         policy = self._node.policies.of(namespace)
         settings = _requested_settings(request, policy)
@@ -88,7 +95,8 @@ class Tuning:
         events = await store.lease_events(namespace, from_ms, to_ms)
         silences = await store.silences_between(namespace, from_ms - DAY_MS, to_ms)
         counts = await store.count_workers(namespace, WorkerFilter(states=(WorkerState.ACTIVE,)))
-        return read_history(events, silences, counts.get(WorkerState.ACTIVE, 0), from_ms), events.is_cut
+        active = counts.get(WorkerState.ACTIVE, 0)
+        return await asyncio.to_thread(read_history, events, silences, active, from_ms), events.is_cut
 
     async def _try(
         self, history: History, setting: Setting, policy: Policy, interval_ms: int | None

@@ -435,28 +435,28 @@ class SqlStore:
         return await self._search(key.namespace, read)
 
     async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
-        return await self._database.read(
-            lambda connection: read_deaths(connection, namespace, from_wall_ms, to_wall_ms)
+        return await self._search(
+            namespace, lambda connection: read_deaths(connection, namespace, from_wall_ms, to_wall_ms)
         )
 
     async def timed_deaths(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[TimedDeath]:
-        return await self._database.read(
-            lambda connection: read_timed_deaths(connection, namespace, from_wall_ms, to_wall_ms)
+        return await self._search(
+            namespace, lambda connection: read_timed_deaths(connection, namespace, from_wall_ms, to_wall_ms)
         )
 
     async def population(self, namespace: str, names: Collection[str]) -> Population:
-        return await self._database.read(lambda connection: read_population(connection, namespace, names))
+        return await self._search(namespace, lambda connection: read_population(connection, namespace, names))
 
     async def silences_between(
         self, namespace: str, from_wall_ms: int, to_wall_ms: int
     ) -> list[CountedSilence]:
-        return await self._database.read(
-            lambda connection: read_silences(connection, namespace, from_wall_ms, to_wall_ms)
+        return await self._search(
+            namespace, lambda connection: read_silences(connection, namespace, from_wall_ms, to_wall_ms)
         )
 
     async def lease_events(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> Page[LogEntry]:
-        return await self._database.read(
-            lambda connection: read_lease_events(connection, namespace, from_wall_ms, to_wall_ms)
+        return await self._search(
+            namespace, lambda connection: read_lease_events(connection, namespace, from_wall_ms, to_wall_ms)
         )
 
     async def verdicts(self) -> dict[str, VerdictCounts]:

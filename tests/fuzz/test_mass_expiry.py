@@ -11,6 +11,7 @@ import pytest
 
 from liveness.domain.worker import WorkerState
 from liveness.engine.node import TICK_MS
+from liveness.v1.insight_pb2 import ListIncidentsRequest
 from tests.fuzz.largest_requests import bindings
 from tests.fuzz.loop_steps import STEP_MS_MAX, LoopSteps, Step
 from tests.integration.server.server_harness import ServerHarness, heartbeat
@@ -63,6 +64,7 @@ async def register(harness: ServerHarness, fleet: Fleet, namespace: str) -> None
                 lease_ms=LEASE_MS,
                 full_bindings=True,
                 bound_activities=bindings(number, fleet.activities),
+                labels={f"label-{at}": f"value-{number % 7}" for at in range(10)},
             )
             for number in range(start, min(start + per_batch, fleet.workers))
         ]
@@ -88,6 +90,9 @@ async def longest_step(harness: ServerHarness, fleet: Fleet, namespace: str) -> 
                 node.throttle.release_storm(namespace)
             while active(harness, namespace):
                 await tick(harness)
+            if not fleet.activities:  # what the dead have in common
+                found = await harness.admin.ListIncidents(ListIncidentsRequest(namespace=namespace))
+                assert found.incidents
             return max(steps.slow, default=Step(0, ""))
     finally:
         gc.enable()
