@@ -118,7 +118,7 @@ class TaskQueues:
             )
         return pb.ListTaskQueuesResponse(task_queues=await _merge(shares))
 
-    async def _own(self, namespace: str) -> list[pb.TaskQueue]:
+    async def _own(self, namespace: str) -> Sequence[pb.TaskQueue]:
         """The first task queues by name: those behind them are among the first of all nodes no more than of this one."""
         waiting = await self._count(namespace)
         names = (

@@ -87,6 +87,7 @@ async def call(channel: grpc.aio.Channel, method: MethodDescriptor, authorizatio
     path = f"/{method.containing_service.full_name}/{method.name}"
     serialize, parse = type(request).SerializeToString, GetMessageClass(method.output_type).FromString
     options: dict[str, Any] = {"metadata": metadata, "timeout": 10}
+    stream: Any
     try:
         if method.client_streaming:
             stream = channel.stream_stream(path, serialize, parse)(**options)

@@ -20,6 +20,7 @@ from liveness.bridges.temporal.bridge import TemporalBridge
 from liveness.config.settings import Settings
 from liveness.v1.service_pb2 import DescribeWorkerRequest, RecordWorkerHeartbeatRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
+from liveness.v1.worker_pb2 import WorkerHeartbeat as OwnHeartbeat
 from tests.integration.bridges.temporal.conftest import StartBridge
 from tests.integration.bridges.temporal.upstream_server import SERVICE, UpstreamServer
 
@@ -287,7 +288,9 @@ async def test_the_worker_api_is_answered_from_liveness_where_the_server_has_non
         )
         assert described.worker_info.worker_heartbeat.task_queue == "q"
         async with grpc.aio.insecure_channel(liveness.address) as own:
-            beat = RecordWorkerHeartbeatRequest(namespace="shop", heartbeat={"worker_instance_key": "other"})
+            beat = RecordWorkerHeartbeatRequest(
+                namespace="shop", heartbeat=OwnHeartbeat(worker_instance_key="other")
+            )
             await LivenessServiceStub(own).RecordWorkerHeartbeat(beat)
         for key in ("x", "other"):  # unknown, and none of Temporal's
             with pytest.raises(grpc.aio.AioRpcError) as raised:
