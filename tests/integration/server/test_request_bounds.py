@@ -18,9 +18,8 @@ from tests.fuzz.random_requests import NAMES, NAMES_OF
 from tests.integration.server.server_harness import NAMESPACE, ServerHarness, refusal
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-PROCESSOR_S_MAX = 0.5
-"""Of a refusal, the client's part included, on a busy machine. These requests took seconds before they were bounded; how long
-steps of the loop take is measured by tests/fuzz."""
+PROCESSOR_S_MAX = 0.05
+"""Of a refusal, the client's part included. These requests took seconds before they were bounded."""
 LIVENESS, CLUSTER = "/liveness.v1.LivenessService", "/liveness.v1.ClusterService"
 
 
