@@ -11,10 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from liveness.domain.keys import WorkerKey
-from liveness.domain.registry import kind_of
+from liveness.domain.registry import DEFAULT_STATUS, OFFLINE, kind_of
 from liveness.domain.registry_decider import current_status
 from liveness.domain.worker import Worker, WorkerState
 from liveness.engine.counts import add_count
+
+COUNTED_KINDS = ("worker_pool", "server_api", "broker")
+COUNTED_STATUSES = (DEFAULT_STATUS, OFFLINE)
+OTHER = "_other"
 
 
 class RegistryTotals:
@@ -22,7 +26,7 @@ class RegistryTotals:
 
     def __init__(self) -> None:
         self.statuses: Counter[tuple[str, str, str]] = Counter()
-        """Entries by namespace, kind and status as shown."""
+        """Entries by namespace, kind and status as shown: well-known ones, and `OTHER`."""
 
 
 class RegistryIndex:
@@ -95,4 +99,10 @@ def _listed_status(worker: Worker) -> str | None:
 
 
 def _counted(key: WorkerKey, status: str) -> tuple[str, str, str]:
-    return key.namespace, kind_of(key.instance_key), status
+    """Components choose their kinds and statuses themselves, perhaps each its own; those that few have are counted together."""
+    kind = kind_of(key.instance_key)
+    return (
+        key.namespace,
+        kind if kind in COUNTED_KINDS else OTHER,
+        status if status in COUNTED_STATUSES else OTHER,
+    )

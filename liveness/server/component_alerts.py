@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from heapq import nsmallest
+from typing import NamedTuple
 
 from liveness.domain.component import ComponentStatus, group_of
 from liveness.engine.component_index import RECENT_MS, TOGETHER_MS
 from liveness.engine.node import Node
+from liveness.slices import build_in_slices, in_slices
 from liveness.v1 import cluster_pb2, fleet_pb2
 
 RESTARTS_MAX = 3
@@ -17,44 +20,74 @@ TROUBLED_MAX = 1_000
 GROUPS_MAX = 10_000
 """What one node reports at most."""
 NAMED_MAX = 3
+COMPONENTS_PER_SLICE = 2_000
 
 
-def troubled_components(node: Node, namespace: str) -> list[cluster_pb2.TroubledComponent]:
-    """Those of the node's shards; only of one namespace, if one is given. Looks only at components that ever crashed."""
+class _Trouble(NamedTuple):
+    """What an alert may be about; the most important first when sorted."""
+
+    is_running: bool
+    negative_restarts: int
+    component_id: str
+    crash_ms: int
+
+
+async def troubled_components(node: Node, namespace: str) -> list[cluster_pb2.TroubledComponent]:
+    """Those of the node's shards; only of one namespace, if one is given. Looks only at components that ever crashed, in slices:
+    there may be as many as workers."""
     now_ms = node.clock.wall_ms()
-    found = []
+    found: dict[str, list[_Trouble]] = {}
     for shard in node.shards():
         index = shard.census.components
-        for key, crash_ms in index.last_crash_ms.items():
-            failed = index.statuses[key] is ComponentStatus.FAILED
-            is_recent = now_ms - RECENT_MS < crash_ms
-            if not (failed or is_recent) or (namespace and key.namespace != namespace):
+        async for key in in_slices(list(index.last_crash_ms), COMPONENTS_PER_SLICE):
+            if namespace and key.namespace != namespace:
                 continue
-            component = shard.workers[key].standing.component
-            restarts = component.restarts if component else ()
-            found.append(
-                cluster_pb2.TroubledComponent(
-                    namespace=key.namespace,
-                    component_id=key.instance_key,
-                    failed=failed,
-                    restarts=sum(now_ms - RECENT_MS < wall_ms for wall_ms in restarts),
-                    last_crash_wall_ms=crash_ms,
-                )
-            )
-    found.sort(key=lambda each: (not each.failed, -each.restarts, each.namespace, each.component_id))
-    return found[:TROUBLED_MAX]
+            crash_ms, worker = index.last_crash_ms.get(key), shard.workers.get(key)
+            if crash_ms is None or worker is None:  # it changed meanwhile
+                continue
+            is_running = index.statuses[key] is not ComponentStatus.FAILED
+            if is_running and now_ms - RECENT_MS >= crash_ms:
+                continue
+            component = worker.standing.component
+            restarts = sum(now_ms - RECENT_MS < at_ms for at_ms in (component.restarts if component else ()))
+            of_namespace = found.setdefault(key.namespace, [])
+            of_namespace.append(_Trouble(is_running, -restarts, key.instance_key, crash_ms))
+            if len(of_namespace) >= 2 * TROUBLED_MAX:
+                of_namespace[:] = nsmallest(TROUBLED_MAX, of_namespace)
+    # Those of one namespace do not hide those of another.
+    each_max = max(TROUBLED_MAX // max(len(found), 1), NAMED_MAX + 1)
+    return await build_in_slices(
+        (
+            (name, trouble)
+            for name in sorted(found)[:TROUBLED_MAX]
+            for trouble in nsmallest(each_max, found[name])
+        ),
+        _troubled_message,
+    )
 
 
-def component_groups(node: Node, namespace: str) -> list[cluster_pb2.ComponentGroupSize]:
-    sizes: defaultdict[tuple[str, str], int] = defaultdict(int)
+def _troubled_message(found: tuple[str, _Trouble]) -> cluster_pb2.TroubledComponent:
+    namespace, trouble = found
+    return cluster_pb2.TroubledComponent(
+        namespace=namespace,
+        component_id=trouble.component_id,
+        failed=not trouble.is_running,
+        restarts=-trouble.negative_restarts,
+        last_crash_wall_ms=trouble.crash_ms,
+    )
+
+
+async def component_groups(node: Node, namespace: str) -> list[cluster_pb2.ComponentGroupSize]:
+    sizes: Counter[tuple[str, str]] = Counter()
     for shard in node.shards():
-        for (group_namespace, group), count in shard.census.components.group_sizes.items():
-            if not namespace or group_namespace == namespace:
-                sizes[group_namespace, group] += count
-    return [
-        cluster_pb2.ComponentGroupSize(namespace=group_namespace, group=group, components=count)
-        for (group_namespace, group), count in sorted(sizes.items())[:GROUPS_MAX]
-    ]
+        group_sizes = shard.census.components.group_sizes
+        async for name in in_slices(list(group_sizes), COMPONENTS_PER_SLICE):
+            if (not namespace or name[0] == namespace) and (count := group_sizes[name]):
+                sizes[name] += count
+    return await build_in_slices(
+        nsmallest(GROUPS_MAX, sizes),
+        lambda name: cluster_pb2.ComponentGroupSize(namespace=name[0], group=name[1], components=sizes[name]),
+    )
 
 
 def component_alerts(

@@ -94,8 +94,8 @@ class Fleet:
                 cluster_pb2.Suspicion(kind=kind, namespace=about, who=who, count=times)
                 for kind, about, who, times in telemetry.suspicion.suspicions(request.namespace)
             ],
-            troubled_components=troubled_components(self._node, request.namespace),
-            component_groups=component_groups(self._node, request.namespace),
+            troubled_components=await troubled_components(self._node, request.namespace),
+            component_groups=await component_groups(self._node, request.namespace),
         )
         for number, sample in enumerate(telemetry.samples(request.namespace, request.range_ms), 1):
             share.samples.add(

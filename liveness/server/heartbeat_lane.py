@@ -37,6 +37,9 @@ from liveness.v1.worker_pb2 import WorkerHeartbeat
 Parse = Callable[[bytes], Message | MalformedRequest]
 Answer = bytes | LivenessError | StoreError | RpcFailure
 
+BYTES_PER_TURN_MAX = 512 * 1024
+"""Of the requests that are parsed in one turn of the event loop: to parse thousands of large ones would take long. The others are
+served one by one, in turns of their own."""
 CANCELLED = grpc.StatusCode.CANCELLED.name
 _ID, _HEADERS, _DEADLINE, _MESSAGE = 1, 3, 4, 5
 """Where a call that has arrived has what (`CallArrived`). It stays a plain tuple: this runs for every heartbeat."""
@@ -178,13 +181,16 @@ class HeartbeatLane:
         local: dict[str, _Group] = {}
         forwarded: dict[tuple[str, str, str], tuple[Owner, _Group]] = {}
         caller: Caller | None = None
+        parsed_bytes = 0
         for call in calls:
             headers = call[_HEADERS]
             source: _Source = headers.caller or self._look_at(headers)
             message = call[_MESSAGE]
-            if source.goes_alone or len(message) > BYTES_PER_SLICE_MAX:
+            size = len(message)
+            if source.goes_alone or size > BYTES_PER_SLICE_MAX or parsed_bytes + size > BYTES_PER_TURN_MAX:
                 alone.append(call)
                 continue
+            parsed_bytes += size
             request = parse(message)
             # No presence is asked for without need: this runs for every heartbeat.
             if not isinstance(request, RecordWorkerHeartbeatRequest) or not request.HasField("heartbeat"):

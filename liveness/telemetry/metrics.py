@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 from liveness.domain.component import ComponentStatus
 from liveness.domain.errors import ActivityBytesExceeded, ActivityQuotaExceeded
 from liveness.domain.worker import InactiveReason, WorkerState
+from liveness.engine.registry_index import COUNTED_KINDS, COUNTED_STATUSES, OTHER
 from liveness.store.size import Storage
+from liveness.telemetry.component_numbers import ComponentGroup
 from liveness.telemetry.counters import NamespaceCounters
 from liveness.telemetry.metric_types import CounterMetric, GaugeMetric, HistogramMetric, Metric, Values
 from liveness.telemetry.metric_types import single_value as _single_value
 from liveness.telemetry.process_metrics import CALL_METRICS, DATABASE_METRICS, SECURITY_METRICS
-from liveness.telemetry.telemetry import ComponentGroup, Telemetry
+from liveness.telemetry.telemetry import Telemetry
 from liveness.version import VERSION
 
 
@@ -85,7 +87,7 @@ def _components(telemetry: Telemetry) -> Values:
 
 def _last_crash_age_s(telemetry: Telemetry) -> Values:
     last_ms: dict[str, int] = {}
-    for namespace, crash_ms in telemetry.last_component_crashes().items():
+    for namespace, crash_ms in telemetry.component_numbers.last_crashes().items():
         label = telemetry.counters.label(namespace)
         last_ms[label] = max(last_ms.get(label, 0), crash_ms)
     now_ms = telemetry.node.clock.wall_ms()
@@ -95,7 +97,7 @@ def _last_crash_age_s(telemetry: Telemetry) -> Values:
 
 def _recent_restarts(telemetry: Telemetry) -> Values:
     most = {namespace: 0 for namespace, _ in telemetry.counters.items()}
-    for namespace, restarts in telemetry.recent_component_restarts().items():
+    for namespace, restarts in telemetry.component_numbers.recent_restarts().items():
         label = telemetry.counters.label(namespace)
         most[label] = max(most.get(label, 0), restarts)
     for label, restarts in most.items():
@@ -104,14 +106,14 @@ def _recent_restarts(telemetry: Telemetry) -> Values:
 
 def _group_values(read: Callable[[ComponentGroup], int]) -> Callable[[Telemetry], Values]:
     def values(telemetry: Telemetry) -> Values:
-        for (namespace, name), group in telemetry.component_groups().items():
+        for (namespace, name), group in telemetry.component_numbers.groups().items():
             yield (namespace, name), read(group)
 
     return values
 
 
-KINDS = ("worker_pool", "server_api", "broker", "_other")
-ENTRY_STATUSES = ("ready", "offline", "_other")
+KINDS = (*COUNTED_KINDS, OTHER)
+ENTRY_STATUSES = (*COUNTED_STATUSES, OTHER)
 
 
 def _registered(telemetry: Telemetry) -> Values:
@@ -121,13 +123,8 @@ def _registered(telemetry: Telemetry) -> Values:
     )
     for (namespace, kind, status), count in telemetry.node.registry.statuses.items():
         label = telemetry.counters.label(namespace)
-        found[label, _one_of(KINDS, kind), _one_of(ENTRY_STATUSES, status)] += count
+        found[label, kind, status] += count
     yield from found.items()
-
-
-def _one_of(known: tuple[str, ...], value: str) -> str:
-    """Components choose their kinds and statuses themselves; a label has a fixed set of values."""
-    return value if value in known else "_other"
 
 
 def _outcomes(telemetry: Telemetry) -> Values:
@@ -416,7 +413,7 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "liveness_registry_stale_entries",
         "Registered components that have a live lease and were not heard of for two expected intervals.",
         ("namespace",),
-        _summed_by_namespace(lambda telemetry: telemetry.stale_entries()),
+        _summed_by_namespace(lambda telemetry: telemetry.component_numbers.stale_entries()),
     ),
     # -- reschedules
     CounterMetric(

@@ -8,16 +8,13 @@ from typing import NamedTuple
 
 import structlog
 
-from liveness.domain.component import group_of
 from liveness.domain.errors import Denied, LivenessError
 from liveness.domain.events import ScheduleEvent, ScheduleFired, ScheduleTicksDropped
 from liveness.domain.registry import OFFLINE
-from liveness.domain.registry_decider import is_stale
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.engine.census import count_by_state
 from liveness.engine.changes import Transition
-from liveness.engine.component_index import RECENT_MS, TOGETHER_MS
 from liveness.engine.counter_totals import NOTHING_COUNTED, Counted
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
@@ -32,6 +29,7 @@ from liveness.store.database import ConnectionCounts
 from liveness.store.errors import StoreError
 from liveness.store.size import Storage
 from liveness.telemetry.call_stats import CallStats
+from liveness.telemetry.component_numbers import ComponentNumbers
 from liveness.telemetry.counters import CountersByNamespace, NamespaceCounters
 from liveness.telemetry.histogram import (
     LATENCY_BUCKETS_S,
@@ -53,8 +51,6 @@ from liveness.telemetry.waiting_work import NOTHING_WAITS, UnattendedMs, Waiting
 logger = structlog.get_logger("liveness.telemetry")
 
 RECENT_STALL_MS = 60_000
-GROUPS_MAX = 1_000
-"""So many groups have values of their own."""
 REBALANCE_INTERVAL_MS = 60_000
 REFRESH_INTERVAL_MS = 5_000
 STORAGE_INTERVAL_MS = 60_000
@@ -63,15 +59,6 @@ REFRESH_IDLE_FACTOR = 20
 
 _REGISTERED = "WorkerRegistered"
 _BATCHES = "LivenessService/RecordWorkerHeartbeats"
-
-
-class ComponentGroup(NamedTuple):
-    """The part of a group whose components are in the node's shards."""
-
-    size: int
-    """Components that are not STOPPED."""
-    crashed: int
-    """Within the last minute."""
 
 
 class NamespaceNumbers(NamedTuple):
@@ -137,6 +124,7 @@ class Telemetry(NodeListener):
         self.counters = CountersByNamespace()
         self.queue_depths = QueueDepths(node)
         self.waiting_work = WaitingWork(node, unattended_ms)
+        self.component_numbers = ComponentNumbers(node, lambda name: self.counters.label(name) == name)
         self.verdicts: dict[str, VerdictCounts] = {}
         """By namespace, since the store was created, on all nodes."""
         self.storage: Storage | None = None
@@ -353,40 +341,6 @@ class Telemetry(NodeListener):
             found.update(shard.census.dead)
         return found
 
-    def last_component_crashes(self) -> dict[str, int]:
-        """Returns when a component crashed last, as wall time by namespace. Looks only at components that ever crashed."""
-        found: dict[str, int] = {}
-        for shard in self.node.shards():
-            for key, crash_ms in shard.census.components.last_crash_ms.items():
-                found[key.namespace] = max(found.get(key.namespace, 0), crash_ms)
-        return found
-
-    def recent_component_restarts(self) -> dict[str, int]:
-        """Returns the restarts of the component that was restarted most within 5 minutes, by namespace."""
-        since_ms = self.node.clock.wall_ms() - RECENT_MS
-        found: dict[str, int] = {}
-        for shard in self.node.shards():
-            for key in shard.census.components.last_crash_ms:
-                component = shard.workers[key].standing.component
-                if component is not None and component.last_restart_ms > since_ms:
-                    restarts = sum(since_ms < wall_ms for wall_ms in component.restarts)
-                    found[key.namespace] = max(found.get(key.namespace, 0), restarts)
-        return found
-
-    def component_groups(self) -> dict[tuple[str, str], ComponentGroup]:
-        """Returns the groups by namespace and name, the first `GROUPS_MAX` of them; only of tracked namespaces."""
-        since_ms = self.node.clock.wall_ms() - TOGETHER_MS
-        sizes: Counter[tuple[str, str]] = Counter()
-        crashed: Counter[tuple[str, str]] = Counter()
-        for shard in self.node.shards():
-            index = shard.census.components
-            sizes.update(index.group_sizes)
-            for key, crash_ms in index.last_crash_ms.items():
-                if crash_ms > since_ms:
-                    crashed[key.namespace, group_of(key.instance_key) or ""] += 1
-        names = sorted(name for name in sizes if self.counters.label(name[0]) == name[0])[:GROUPS_MAX]
-        return {name: ComponentGroup(sizes[name], crashed[name]) for name in names}
-
     def numbers_of(self, namespace: str) -> NamespaceNumbers:
         live: Counter[str] = Counter()
         for (about, kind, status), count in self.node.registry.statuses.items():
@@ -395,16 +349,6 @@ class Telemetry(NodeListener):
         counters = self.counters.get(namespace)
         waiting = dict(self.waiting_work.namespaces()).get(namespace, NOTHING_WAITS)
         return NamespaceNumbers(live, waiting.available, counters.heartbeats, counters.refused.total())
-
-    def stale_entries(self) -> Counter[str]:
-        """Counts registered components that have a live lease and are stale, by namespace. Looks only at registered ones."""
-        found: Counter[str] = Counter()
-        for shard in self.node.shards():
-            now_ms = shard.now_ms()
-            for key, status in shard.census.registry.statuses.items():
-                if status != OFFLINE and (entry := shard.workers[key].standing.entry) is not None:
-                    found[key.namespace] += is_stale(shard.workers[key], entry, now_ms)
-        return found
 
     def recent_stalls(self) -> list[int]:
         """Returns the milliseconds of each stall of the process, of a commit, or of its hearing, in the last minute."""
@@ -427,6 +371,7 @@ class Telemetry(NodeListener):
 
     async def refresh(self) -> None:
         await self.waiting_work.refresh()
+        await self.component_numbers.refresh()
         await self.queue_depths.refresh()
         self.verdicts = await self.node.store.verdicts()
         now_ms = self.node.clock.monotonic_ms()

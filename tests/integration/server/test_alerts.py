@@ -329,6 +329,22 @@ async def test_a_failed_component_raises_an_alert_until_it_is_started_again(harn
     assert not await component_alerts(harness)
 
 
+async def test_the_failures_of_one_namespace_hide_none_of_another(
+    harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liveness.server.component_alerts.TROUBLED_MAX", 8)
+    for namespace, count in (("a", 20), ("b", 1)):
+        supervisor = ComponentClient.of(harness, namespace=namespace)
+        await supervisor.supervise()
+        for index in range(count):
+            await supervisor.start(index, session_id=f"{namespace}-{index}")
+            await supervisor.report(CRASHED, index, f"{namespace}-{index}")
+            await supervisor.report(FAILED, index, f"{namespace}-{index}")
+    alerts = (await fleet(harness)).alerts
+    failed = {alert.namespace: alert.count for alert in alerts if alert.kind == COMPONENT_FAILED}
+    assert failed == {"a": 4, "b": 1}
+
+
 async def test_more_than_3_restarts_within_5_minutes_raise_an_alert_until_they_are_old(
     harness: ServerHarness,
 ) -> None:

@@ -126,6 +126,7 @@ async def test_registered_components_are_counted_by_kind_and_status(harness: Ser
     await registry.deregister("cache:c")
     await harness.beat("broker:plain")
     await harness.advance(20_500)
+    await harness.server.take_sample()
     now = exposition_of(harness)
     counts = {
         (sample.labels["kind"], sample.labels["status"]): sample.value
@@ -302,8 +303,9 @@ async def test_components_are_counted_by_status_with_their_restarts_and_crashes(
     for index in range(3):
         await supervisor.start(index, session_id=f"p{index}")
 
-    def values(end: str) -> dict[str, float]:
+    async def values(end: str) -> dict[str, float]:
         """By status or group, else by namespace; without those that are 0."""
+        await harness.server.take_sample()
         return {
             sample.labels.get("status")
             or sample.labels.get("group")
@@ -312,10 +314,10 @@ async def test_components_are_counted_by_status_with_their_restarts_and_crashes(
             if sample.name == f"liveness_component{end}" and sample.value
         }
 
-    assert values("s") == {"HEALTHY": 3}
-    assert values("_last_crash_age_seconds") == {}
-    assert values("_group_size") == {"images": 3}
-    assert values("_group_crashed") == {}
+    assert await values("s") == {"HEALTHY": 3}
+    assert await values("_last_crash_age_seconds") == {}
+    assert await values("_group_size") == {"images": 3}
+    assert await values("_group_crashed") == {}
     await supervisor.report(CRASHED, 0, "p0")
     restarted = timestamp(harness.clock.wall_ms())
     await supervisor.beat(supervisor.id(0), "again")
@@ -324,17 +326,17 @@ async def test_components_are_counted_by_status_with_their_restarts_and_crashes(
     await harness.advance(30_000)
     await supervisor.report(STOPPING, 2, "p2")
     await supervisor.report(STOPPED, 2, "p2", wanted=False)
-    assert values("s") == {"STARTING": 1, "CRASHED": 1, "STOPPED": 1}
-    assert values("_restarts_total") == {"orders": 1}
-    assert values("_crashes_total") == {"orders": 2}
-    assert values("_recent_restarts") == {"orders": 1}
-    assert values("_last_crash_age_seconds") == {"orders": 30}
-    assert values("_group_size") == values("_group_crashed") == {"images": 2}, (
+    assert await values("s") == {"STARTING": 1, "CRASHED": 1, "STOPPED": 1}
+    assert await values("_restarts_total") == {"orders": 1}
+    assert await values("_crashes_total") == {"orders": 2}
+    assert await values("_recent_restarts") == {"orders": 1}
+    assert await values("_last_crash_age_seconds") == {"orders": 30}
+    assert await values("_group_size") == await values("_group_crashed") == {"images": 2}, (
         "all that shall run crashed together"
     )
     await harness.advance(300_000)
-    assert values("_recent_restarts") == values("_group_crashed") == {}
-    assert values("_last_crash_age_seconds") == {"orders": 330}
+    assert await values("_recent_restarts") == await values("_group_crashed") == {}
+    assert await values("_last_crash_age_seconds") == {"orders": 330}
 
 
 async def test_every_metric_of_the_catalogue_is_exported_with_its_help_and_labels(
@@ -354,6 +356,7 @@ async def test_every_metric_of_the_catalogue_is_exported_with_its_help_and_label
     await schedules.CreateSchedule(schedule_service_pb2.CreateScheduleRequest(**name, spec=schedule))
     await schedules.TriggerSchedule(schedule_service_pb2.TriggerScheduleRequest(**name))
     await harness.advance(1_250)
+    await harness.server.take_sample()
     now = exposition_of(harness)
     for metric in METRICS:
         family = now.families[metric.name.removesuffix("_total")]
