@@ -85,7 +85,7 @@ class PollsByTypes(Generic[Entry]):
         """The groups that are for one of these types, or for all."""
         by_type = self._by_type
         fewer, others = sorted((activity_types, by_type.keys()), key=len)
-        found: dict[ActivityTypes, None] = {None: None} if None in self._groups else {}
+        found: dict[ActivityTypes, None] = {None: None} if activity_types and None in self._groups else {}
         for name in fewer:
             if name in others:
                 found |= by_type[name]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveness.dispatch.available_activities import ActivityTypes, AvailableActivities
-from liveness.dispatch.queue_index import RemoteOffers
+from liveness.dispatch.queue_index import PollsByTypes, RemoteOffers
 from liveness.domain.keys import ActivityKey
 
 TYPES = ("", "a", "b", "c")
@@ -88,3 +88,25 @@ def test_an_offer_without_types_is_for_polls_without_types() -> None:
     remote.add("old", ())
     assert remote.first_address(frozenset({"a"})) is None
     assert remote.first_address(None) == "old"
+
+
+@given(st.lists(st.tuples(st.booleans(), keys, choices), max_size=30), st.frozensets(types))
+def test_polls_compete_for_what_is_available_and_for_nothing_if_nothing_is(
+    steps: list[tuple[bool, int, ActivityTypes]], available: frozenset[str]
+) -> None:
+    polls: PollsByTypes[tuple[int, ActivityTypes]] = PollsByTypes()
+    expected: list[tuple[int, ActivityTypes]] = []
+    for is_added, number, wanted in steps:
+        entry = number, wanted
+        if is_added and entry not in expected:
+            expected.append(entry)
+            polls.add(wanted, entry)
+        elif not is_added and entry in expected:
+            expected.remove(entry)
+            polls.discard(wanted, entry)
+    competing = {each for _, each in expected if (available if each is None else each & available)}
+    assert set(polls.groups_for(available)) == competing
+    assert list(polls.in_order(list(competing))) == [entry for entry in expected if entry[1] in competing]
+    assert (len(polls), sorted(polls, key=expected.index)) == (len(expected), expected)
+    for name in TYPES:
+        assert polls.has_any_for(name) == any(each is None or name in each for _, each in expected)
