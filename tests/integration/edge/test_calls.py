@@ -25,6 +25,7 @@ from tests.integration.edge.raw_http2 import (
     GOAWAY,
     HEADERS,
     PING,
+    WINDOW_UPDATE,
     RawConnection,
     call,
     frame,
@@ -119,6 +120,39 @@ async def test_messages_of_the_largest_size_go_both_ways_and_larger_ones_are_ref
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await echo(b"still") == b"still"
     assert server.calls == 3
+
+
+async def test_a_client_may_ping_while_it_reads_an_answer() -> None:
+    """Clients in Go measure the round trip so."""
+    async with running_edge() as server, await RawConnection.open(server.port) as raw:
+        raw.send(call(1, "/t.T/Hold", b""))
+        id = (await server.event(liveness_edge.CALL))[1]
+        server.edge.answer([(id, b"x" * 900_000)])
+        pings_answered = received = 0
+        raw.send(frame(PING, payload=b"8 bytes."))
+        while received < 900_005:
+            answer = await raw.frame()
+            assert answer is not None
+            if answer.kind == PING:
+                pings_answered += 1
+                raw.send(frame(PING, payload=b"8 bytes."))
+            elif answer.kind == DATA:
+                received += len(answer.payload)
+                room = len(answer.payload).to_bytes(4, "big")
+                raw.send(frame(WINDOW_UPDATE, payload=room) + frame(WINDOW_UPDATE, stream=1, payload=room))
+        assert pings_answered > 3
+        raw.send(call(3, "/t.T/Echo", b""))
+        assert (await raw.find(DATA)) is not None
+
+
+async def test_a_blocking_client_is_served(server: EdgeServer) -> None:
+    def call_from_a_thread() -> tuple[bytes, list[bytes]]:
+        with grpc.insecure_channel(server.address) as channel:
+            echo: Any = channel.unary_unary("/t.T/Echo")
+            chat: Any = channel.stream_stream("/t.T/Chat")
+            return echo(b"one", timeout=20), list(chat(iter([b"a", b"b"]), timeout=20))
+
+    assert await asyncio.to_thread(call_from_a_thread) == (b"one", [b"a", b"b"])
 
 
 async def test_methods_and_encodings_that_are_unknown_are_unimplemented(server: EdgeServer) -> None:
