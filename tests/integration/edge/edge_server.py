@@ -80,7 +80,9 @@ class EdgeServer:
         if kind == liveness_edge.MESSAGE:
             self.edge.send(call, event[2])
             self.edge.release(call, len(event[2]))
-        elif kind == liveness_edge.HALF_CLOSE:
+        elif kind in (liveness_edge.HALF_CLOSE, liveness_edge.CANCEL):
+            self._chats.discard(call)
+        if kind == liveness_edge.HALF_CLOSE:
             self.edge.finish(call, 0, "", [("answered", "yes")])
 
     async def event(
