@@ -56,7 +56,8 @@ async def is_refused(server: EdgeServer, authority: Authority, client: Issued | 
     async with channel(server, authority, client) as connected:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await connected.unary_unary("/t.T/Echo")(b"", timeout=20)
-    return caught.value.code() is grpc.StatusCode.UNAVAILABLE and server.count("handshakes_failed") > failed
+    await server.until(lambda: server.count("handshakes_failed") > failed)
+    return caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_the_certificate_of_a_client_is_shown_to_python() -> None:
@@ -112,4 +113,4 @@ async def test_a_client_without_tls_is_refused() -> None:
         async with server.channel() as plain:
             with pytest.raises(grpc.aio.AioRpcError):
                 await plain.unary_unary("/t.T/Echo")(b"", timeout=20)
-        assert server.count("handshakes_failed") >= 1
+        await server.until(lambda: server.count("handshakes_failed") >= 1)
