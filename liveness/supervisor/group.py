@@ -157,10 +157,15 @@ class Group:
     # -- orders
 
     async def carry_out(self, order: ComponentOrder) -> None:
-        """Returns when the components are in the state that was ordered, or cannot get there."""
+        """Returns when the components are in the state that was ordered, or cannot get there, and the server knows it: who waits
+        for the order asks next what came of it."""
+        chosen = self._chosen(order.component_ids)
+        await self._carry_out(order, chosen)
+        await asyncio.gather(*(component.flush_reports() for component in chosen))
+
+    async def _carry_out(self, order: ComponentOrder, chosen: list[SupervisedComponent]) -> None:
         action = OrderAction(int(order.action))
         by, reason = order.by, order.reason
-        chosen = self._chosen(order.component_ids)
         logger.info(
             "order %s: %s %s%s", order.number, action.name.lower(), self.name, f" by {by}" if by else ""
         )
