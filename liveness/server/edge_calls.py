@@ -17,6 +17,8 @@ Metadata = Sequence[tuple[str, str | bytes]]
 EXPIRED = "Deadline Exceeded"
 MESSAGES_PER_TURN = 16
 """A stream that always has more to send lets others run after so many messages."""
+FIRST_MESSAGE_S_MAX = 0.5
+"""How long the refusal of a stream waits for the client's first message."""
 CERTIFICATES_KEPT = 1_000
 OK = grpc.StatusCode.OK
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -219,13 +221,27 @@ class EdgeCall:
 class EdgeStream(EdgeCall):
     """A call of which either side may send any number of messages."""
 
-    __slots__ = ("_has_ended", "_messages", "_sent_in_turn", "_waiting_reader", "_waiting_writer")
+    __slots__ = (
+        "_has_begun",
+        "_has_ended",
+        "_messages",
+        "_sent_in_turn",
+        "_status",
+        "_status_timer",
+        "_waiting_reader",
+        "_waiting_writer",
+    )
 
     def __init__(self, edge: NativeEdge, id_: int, headers: Headers, deadline_ms: int) -> None:
         super().__init__(edge, id_, headers, deadline_ms)
         self._messages: deque[bytes] = deque()
+        self._has_begun = False
+        """Whether the client has sent its first message, or said that there is none."""
         self._has_ended = False
         """Whether the client has sent its last message."""
+        self._status: tuple[grpc.StatusCode, str, Metadata] | None = None
+        """How the call ends once the client has begun."""
+        self._status_timer: asyncio.TimerHandle | None = None
         self._waiting_reader: asyncio.Future[None] | None = None
         self._waiting_writer: asyncio.Future[None] | None = None
         self._sent_in_turn = 0
@@ -233,11 +249,18 @@ class EdgeStream(EdgeCall):
     # -- what arrives
 
     def message_arrived(self, message: bytes) -> None:
+        self._has_begun = True
+        if self._status is not None:
+            self._send_status()
+            return
         self._messages.append(message)
         _wake(self._waiting_reader)
 
     def half_closed(self) -> None:
-        self._has_ended = True
+        self._has_begun = self._has_ended = True
+        if self._status is not None:
+            self._send_status()
+            return
         _wake(self._waiting_reader)
 
     def writable(self) -> None:
@@ -245,10 +268,30 @@ class EdgeStream(EdgeCall):
 
     def end(self) -> None:
         super().end()
+        if self._status_timer is not None:
+            self._status_timer.cancel()
         self._has_ended = True
         self._messages.clear()
         _wake(self._waiting_reader)
         _wake(self._waiting_writer)
+
+    # -- how it ends
+
+    def finish(self, code: grpc.StatusCode, details: str, trailing: Metadata = ()) -> None:
+        """A client that has not sent its first message yet gets a refusal with it: clients of grpc.aio report a message that they cannot
+        send any more as INTERNAL, whatever the status."""
+        if self.is_over or self._status is not None:
+            return
+        if self._has_begun or code is OK:
+            super().finish(code, details, trailing)
+            return
+        self._status = code, details, trailing
+        self._status_timer = asyncio.get_running_loop().call_later(FIRST_MESSAGE_S_MAX, self._send_status)
+
+    def _send_status(self) -> None:
+        if self._status is not None and not self.is_over:
+            code, details, trailing = self._status
+            super().finish(code, details, trailing)
 
     # -- for the handler
 

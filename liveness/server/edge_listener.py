@@ -311,12 +311,16 @@ class EdgeServer(grpc.aio.Server):
         call.finish_with_own_status()
 
     def _on_done(self, call: EdgeCall, task: asyncio.Task[None]) -> None:
-        self._calls.pop(call.id, None)
+        # At once, unless it is a stream that waits to be refused.
+        call.add_done_callback(self._forget)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, grpc.aio.AbortError):
             call.finish(grpc.StatusCode.UNKNOWN, _describe_fault(error))
         elif not call.is_over:
             call.finish(grpc.StatusCode.CANCELLED, "the server cancelled the call")
+
+    def _forget(self, call: EdgeCall) -> None:
+        self._calls.pop(call.id, None)
 
     def expire(self, call_id: int) -> None:
         """End a call of a batch whose deadline is over."""
