@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,20 @@ class Stage:
     async def units(self) -> dict[str, UnitProgress]:
         answer = await self.server.progress.ListProgress(ListProgressRequest(namespace=NAMESPACE))
         return {unit.unit: unit for unit in answer.units}
+
+    async def eventually_progress(self, counted: Mapping[str, tuple[int, int]]) -> dict[str, UnitProgress]:
+        """Wait until liveness has these successes and errors by unit."""
+        units: dict[str, UnitProgress] = {}
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while {unit: (each.successes, each.errors) for unit, each in units.items()} != counted:
+                    await asyncio.sleep(0.05)
+                    units = await self.units()
+        except TimeoutError:
+            raise AssertionError(
+                f"progress is {units} instead of {counted}\n{self.server.log_text()}"
+            ) from None
+        return units
 
     async def view_says(self, id: str, state: str, verdict: str) -> None:
         """Wait until the view in the workers' database says so."""

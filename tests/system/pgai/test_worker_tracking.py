@@ -45,10 +45,9 @@ async def assert_all_is_counted(stage: Stage, worker: TrackedWorker) -> None:
     dead = found[worker.id]
     assert (dead.successes, dead.errors) == (worker.successes.total(), worker.errors.total())
     assert dead.last_error == worker.last_error
-    units = await stage.units()
-    assert {int(unit): (each.successes, each.errors) for unit, each in units.items()} == {
-        unit: (worker.successes[unit], worker.errors[unit]) for unit in worker.successes
-    }
+    counted = {str(unit): (worker.successes[unit], worker.errors[unit]) for unit in worker.successes}
+    # Progress is told after the goodbye of the same reading.
+    units = await stage.eventually_progress(counted)
     assert {each.last_success_worker for each in units.values()} == {worker.id}
 
 
