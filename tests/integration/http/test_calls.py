@@ -27,6 +27,7 @@ KNOWN = {
     "id.activity_id": "a",
     "task_id": "1",
     "unit": "table",
+    "schedule_id": "nightly",
 }
 
 
@@ -77,6 +78,9 @@ async def test_every_get_endpoint_answers(http_harness: HttpHarness, endpoint: E
         return
     if endpoint.method.name == "GetProgress":
         assert answer.error["reason"] == "UNIT_NOT_FOUND"  # nobody has reported
+        return
+    if endpoint.method.name == "GetSchedule":
+        assert answer.error["reason"] == "SCHEDULE_NOT_FOUND"  # nobody has created it
         return
     if endpoint.method.name == "GetRelayStatus":
         assert answer.error["reason"] == "RELAY_NOT_CONFIGURED"
