@@ -33,6 +33,7 @@ from liveness.server.grpc_registration import register_service
 from liveness.server.liveness_service import LivenessService
 from liveness.server.progress_service import ProgressService
 from liveness.server.registry_service import RegistryService
+from liveness.server.schedule_service import ScheduleService
 from liveness.v1 import cluster_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
@@ -159,6 +160,7 @@ class Owner:
                 OwnCalls(self.gateway, SystemClock()),
             ),
             ProgressService(server.node, server.telemetry, server.quotas),
+            ScheduleService(server.node, server.quotas, server.schedules.trigger),
             AdminService(server.node, server.fleet, None, server.membership, server.peers),
         )
         wait = server.node.wait_all_durable
