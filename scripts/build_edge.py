@@ -25,6 +25,8 @@ class CannotBuildError(Exception):
 
 
 def main(options: argparse.Namespace) -> int:
+    if not options.check and not options.test and is_built():
+        return 0
     try:
         cargo = find_cargo()
         fetch_crates(cargo)
@@ -48,17 +50,19 @@ def find_cargo() -> str:
 
 
 def fetch_crates(cargo: str) -> None:
+    # Without a network, say so soon: cargo would try for minutes.
+    environment = {**os.environ, "CARGO_NET_RETRY": "1", "CARGO_HTTP_TIMEOUT": "15"}
     fetched = subprocess.run(
-        [cargo, "fetch", "--locked"], cwd=EDGE, capture_output=True, text=True, check=False
+        [cargo, "fetch", "--locked"], cwd=EDGE, env=environment, capture_output=True, text=True, check=False
     )
     if fetched.returncode:
-        why = fetched.stderr.strip().splitlines() or ["cargo fetch failed"]
-        raise CannotBuildError(f"its crates cannot be fetched ({why[-1].strip()})")
+        lines = [line.strip() for line in fetched.stderr.splitlines() if line.strip()]
+        why = next((line for line in lines if line.startswith("error")), "cargo fetch failed")
+        raise CannotBuildError(f"its crates cannot be fetched ({why})")
 
 
 def build(cargo: str) -> None:
-    sources = sources_hash()
-    if BUILT.exists() and BUILT.read_text() == sources:
+    if is_built():
         return
     print("Building the native edge …", flush=True)
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
@@ -70,7 +74,11 @@ def build(cargo: str) -> None:
     }
     maturin = [sys.executable, "-m", "maturin", "develop", "--release", "--locked", "--quiet"]
     subprocess.run(maturin, cwd=EDGE, env=environment, check=True)
-    BUILT.write_text(sources)
+    BUILT.write_text(sources_hash())
+
+
+def is_built() -> bool:
+    return BUILT.exists() and BUILT.read_text() == sources_hash()
 
 
 def sources_hash() -> str:
