@@ -315,6 +315,7 @@ async def test_a_backup_of_an_older_version_is_migrated(
             "relays",
             "verdicts",
             "deaths",
+            "silences",
             "deletions",
             "sizes",
             "tokens",
