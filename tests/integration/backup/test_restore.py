@@ -316,6 +316,7 @@ async def test_a_backup_of_an_older_version_is_migrated(
             "verdicts",
             "deaths",
             "silences",
+            "objects",
             "deletions",
             "sizes",
             "tokens",
