@@ -131,6 +131,7 @@ async def test_a_storm_over_both_nodes_is_one_storm(pair: tuple[ServerHarness, S
         alerts = [(alert.kind, alert.namespace, alert.count) for alert in (await fleet(each)).alerts]
         assert alerts == [
             (fleet_pb2.ALERT_KIND_STORM, NAMESPACE, 24),
+            (fleet_pb2.ALERT_KIND_INCIDENT, NAMESPACE, 24),
             (fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS, NAMESPACE, 24),
         ]
 

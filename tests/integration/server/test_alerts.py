@@ -23,6 +23,7 @@ from tests.integration.server.server_harness import NAMESPACE, ServerHarness, he
 from tests.integration.server.test_fleet import fleet
 
 STORM = fleet_pb2.ALERT_KIND_STORM
+INCIDENT = fleet_pb2.ALERT_KIND_INCIDENT
 NO_ACTIVE_WORKERS = fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS
 COMPONENT_FAILED = fleet_pb2.ALERT_KIND_COMPONENT_FAILED
 COMPONENT_RESTARTS = fleet_pb2.ALERT_KIND_COMPONENT_RESTARTS
@@ -110,9 +111,11 @@ async def test_a_dead_fleet_is_reported_beside_the_storm_that_killed_it(harness:
     await harness.configure(storm_hold_ms=0)
     await harness.batch(*(heartbeat(f"w{number}", lease_ms=1_000) for number in range(30)))
     await harness.advance(1_250)
-    assert await kinds(harness) == [STORM, NO_ACTIVE_WORKERS]
+    assert await kinds(harness) == [STORM, INCIDENT, NO_ACTIVE_WORKERS]
     await harness.advance(2 * MINUTE_MS)
-    assert await kinds(harness) == [NO_ACTIVE_WORKERS], "the storm is over, and its dead are still dead"
+    assert await kinds(harness) == [INCIDENT, NO_ACTIVE_WORKERS], (
+        "the storm is over, and its dead are still dead"
+    )
 
 
 async def test_many_alerts_of_one_kind_do_not_displace_other_kinds(harness: ServerHarness) -> None:

@@ -27,6 +27,7 @@ from tests.integration.server.server_harness import (
 from tests.integration.store.faulty_store import Fault
 
 STORM = fleet_pb2.ALERT_KIND_STORM
+INCIDENT = fleet_pb2.ALERT_KIND_INCIDENT
 QUARANTINE = fleet_pb2.ALERT_KIND_QUARANTINE
 NO_ACTIVE_WORKERS = fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS
 DEAD_LETTERS = fleet_pb2.ALERT_KIND_DEAD_LETTERS
@@ -115,6 +116,7 @@ async def test_the_fleet_of_a_namespace_excludes_other_namespaces(harness: Serve
     assert [found.namespace for found in whole.namespaces] == ["mine", "theirs"]
     assert [(alert.kind, alert.namespace) for alert in whole.alerts] == [
         (STORM, "theirs"),
+        (INCIDENT, "theirs"),
         (NO_ACTIVE_WORKERS, "theirs"),
     ]
     mine = await fleet(harness, "mine")
@@ -142,8 +144,9 @@ async def test_a_storm_alert_appears_and_ends(harness: ServerHarness) -> None:
     await harness.batch(*(heartbeat(f"w{number}") for number in range(100)))
     await harness.advance(INTERVAL_MS)
     answer = await fleet(harness)
-    [alert] = answer.alerts
+    alert, incident = answer.alerts
     assert (alert.kind, alert.namespace, alert.count) == (STORM, NAMESPACE, 69)
+    assert (incident.kind, incident.namespace, incident.count) == (INCIDENT, NAMESPACE, 69)
     assert "69 workers of orders died within 60 s and 100 are left" in alert.message
     [found] = answer.namespaces
     assert counts(found, "active", "inactive", "deaths", "deaths_last_minute") == (100, 69, 69, 69)
@@ -151,7 +154,7 @@ async def test_a_storm_alert_appears_and_ends(harness: ServerHarness) -> None:
         await harness.batch(*(heartbeat(f"w{number}") for number in range(100)))
         await harness.advance(16_000)
     answer = await fleet(harness)
-    assert not answer.alerts
+    assert [alert.kind for alert in answer.alerts] == [INCIDENT], "an incident is told for longer"
     assert counts(answer.namespaces[0], "deaths", "deaths_last_minute") == (69, 0)
 
 
