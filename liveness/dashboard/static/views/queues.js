@@ -42,7 +42,7 @@ export function Queues({ ns }) {
       ${answer && queues.length === 0 && html`<${Empty}>No task queue has activities or polls.<//>`}
       ${queues.length > 0 && html`<div class="scroll-x"><table class="table cards">
         <thead><tr>${COLUMNS.map(([name, label]) => html`<th key=${name} class=${name === 'task_queue' ? '' : 'num'} aria-sort=${order === name ? (name === 'task_queue' ? 'ascending' : 'descending') : undefined}>
-          <button type="button" class="link" onClick=${() => setOrder(name)}>${label}</button></th>`)}</tr></thead>
+          <button type="button" title=${`Sort by ${label}`} onClick=${() => setOrder(name)}>${label}</button></th>`)}</tr></thead>
         <tbody>${queues.map((queue) => html`<${Row} key=${queue.task_queue} ns=${ns} queue=${queue} />`)}</tbody>
       </table></div>`}
     </section>
