@@ -80,10 +80,10 @@ class LeasedRequest(Request):  # type: ignore[misc]  # Celery has no types
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
-        lease = _leases.get(self.app)
-        binding = lease.bind(message, self.id, self.name) if lease is not None else None
-        # Celery drops requests without a word when it loses its broker.
-        self._end_binding = weakref.finalize(self, _end, binding) if binding is not None else None
+        self._end_binding: weakref.finalize[..., LeasedRequest] | None = None
+        self._lease = _leases.get(self.app)
+        if self._lease is not None:
+            self._lease.hold(self)
 
     def acknowledge(self) -> None:
         super().acknowledge()
@@ -93,7 +93,13 @@ class LeasedRequest(Request):  # type: ignore[misc]  # Celery has no types
         super().reject(requeue=requeue)
         self._unbind()
 
+    def note_bound(self, binding: Binding) -> None:
+        # Celery drops requests without a word when it loses its broker.
+        self._end_binding = weakref.finalize(self, _end, binding)
+
     def _unbind(self) -> None:
+        if self._lease is not None:
+            self._lease.forget(self)
         if self._end_binding is not None:
             self._end_binding()
 
@@ -109,7 +115,11 @@ class WorkerLease:
         self._app = app
         self._address = address
         self._options = options
+        self._guard = Lock()
+        """Celery receives and acknowledges in its own thread."""
         self._worker: Worker | None = None
+        self._unbound: weakref.WeakSet[LeasedRequest] = weakref.WeakSet()
+        """Messages that were received while there was no lease."""
         self._thread: Thread | None = None
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -148,20 +158,42 @@ class WorkerLease:
 
     # -- bindings
 
-    def bind(self, message: Any, task_id: str, name: str) -> Binding | None:
-        """Bind a message that was received; None if there is no lease."""
-        worker = self._worker
-        if worker is None or self._stopping:
-            return None
-        token = json.dumps({"tag": message.delivery_tag, "task": task_id, "name": name}).encode()
+    def hold(self, request: LeasedRequest) -> None:
+        """Bind a message that was received: now, or as soon as there is a lease. Celery receives its first messages before that."""
+        with self._guard:
+            if self._worker is not None:
+                self._bind(self._worker, request)
+            elif not self._stopping:
+                self._unbound.add(request)
+
+    def forget(self, request: LeasedRequest) -> None:
+        """The message is acknowledged or rejected."""
+        with self._guard:
+            self._unbound.discard(request)
+
+    def _begin(self, worker: Worker) -> None:
+        with self._guard:
+            self._worker = worker
+            waiting = list(self._unbound)
+            self._unbound.clear()
+            for request in waiting:
+                if not request.acknowledged:
+                    self._bind(worker, request)
+
+    def _bind(self, worker: Worker, request: LeasedRequest) -> None:
+        if self._stopping:
+            return
+        tag = request.message.delivery_tag
+        token = json.dumps({"tag": tag, "task": request.id, "name": request.name}).encode()
         try:
             # A message that is given out again has the same tag, so that each receipt has a name of its own.
-            binding = worker.bind(ActivityRef(task_id, uuid4().hex, name, token=token))
+            binding = worker.bind(ActivityRef(request.id, uuid4().hex, request.name, token=token))
         except LivenessSdkError as error:
-            log.warning("task %s is not bound: %s", task_id, error)
-            return None
+            log.warning("task %s is not bound: %s", request.id, error)
+            return
+        task_id = request.id
         binding.start().add_done_callback(lambda done: _note_failure(task_id, done.exception()))
-        return binding
+        request.note_bound(binding)
 
     def restore(self, task: Task) -> str:
         """Move a message of a dead worker back to its queue, unless it was acknowledged."""
@@ -194,7 +226,7 @@ class WorkerLease:
             worker = self._make_worker(hostname)
             try:
                 async with worker:
-                    self._worker = worker
+                    self._begin(worker)
                     await self._serve(worker, self._stop)
                 return
             except CannotStart as error:

@@ -60,10 +60,12 @@ def bound(client: Client) -> int:
 def test_the_tasks_of_a_killed_worker_run_elsewhere_within_seconds(
     start: Start, broker: Broker, client: Client
 ) -> None:
-    """Those that it runs, and those that it has fetched in advance. The broker alone would wait for an hour."""
+    """Those that it runs, those that it has fetched in advance, and what it received before it had a lease. The broker alone would wait for an hour."""
+    broker.send("a")
     first = start("first")
+    until(lambda: broker.begun() == ["a by first"])
     until(lambda: len(client.blocking.workers()) == 1)
-    broker.send("a", "b", "c")
+    broker.send("b", "c")
     until(lambda: bound(client) == 3)
     until(lambda: len(broker.begun()) == 1)
     (running,) = broker.begun()

@@ -31,9 +31,9 @@ GAP_S = 0.02
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T]) -> T:
+def until(condition: Callable[[], T], seconds_max: float = SECONDS_MAX) -> T:
     """Wait, blocking, until `condition` returns a true value, and return it."""
-    deadline = time.monotonic() + SECONDS_MAX
+    deadline = time.monotonic() + seconds_max
     while not (found := condition()):
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(GAP_S)
