@@ -68,28 +68,38 @@ pub struct Inbox {
     failure: Mutex<Option<String>>,
     events_max: usize,
     bytes_max: usize,
+    signal: Mutex<Option<Signal>>,
+}
+
+/// What a selector watches: one end is readable while something waits.
+struct Signal {
     readable: UnixStream,
-    signal: UnixStream,
+    writable: UnixStream,
 }
 
 impl Inbox {
     pub fn new(events_max: usize, bytes_max: usize) -> io::Result<Self> {
-        let (readable, signal) = UnixStream::pair()?;
+        let (readable, writable) = UnixStream::pair()?;
         readable.set_nonblocking(true)?;
-        signal.set_nonblocking(true)?;
+        writable.set_nonblocking(true)?;
         Ok(Self {
             waiting: Mutex::default(),
             is_full: AtomicBool::new(false),
             failure: Mutex::default(),
             events_max,
             bytes_max,
-            readable,
-            signal,
+            signal: Mutex::new(Some(Signal { readable, writable })),
         })
     }
 
+    /// -1 after `close`.
     pub fn fd(&self) -> RawFd {
-        self.readable.as_raw_fd()
+        lock(&self.signal).as_ref().map_or(-1, |signal| signal.readable.as_raw_fd())
+    }
+
+    /// Give the descriptors back to the system; Python may keep the edge for longer.
+    pub fn close(&self) {
+        lock(&self.signal).take();
     }
 
     /// Leaves `events` empty. What one turn of a connection has read becomes visible at once.
@@ -114,7 +124,9 @@ impl Inbox {
     pub fn take(&self, events_max: usize) -> VecDeque<Event> {
         let mut scrap = [0u8; 64];
         // Clear the signal first: whatever comes after this finds the queue empty, or is taken below.
-        while matches!((&self.readable).read(&mut scrap), Ok(count) if count == scrap.len()) {}
+        if let Some(signal) = lock(&self.signal).as_mut() {
+            while matches!(signal.readable.read(&mut scrap), Ok(count) if count == scrap.len()) {}
+        }
         let mut waiting = lock(&self.waiting);
         let (taken, is_rest) = if waiting.events.len() <= events_max {
             waiting.bytes = 0;
@@ -165,8 +177,10 @@ impl Inbox {
     }
 
     fn wake(&self) {
-        // If the buffer is full, it is readable already.
-        let _ = (&self.signal).write(&[1]);
+        if let Some(signal) = lock(&self.signal).as_mut() {
+            // If the buffer is full, it is readable already.
+            let _ = signal.writable.write(&[1]);
+        }
     }
 }
 
@@ -195,7 +209,7 @@ mod tests {
 
     fn is_readable(inbox: &Inbox) -> bool {
         let mut byte = [0u8; 1];
-        let got = (&inbox.readable).read(&mut byte).is_ok();
+        let got = lock(&inbox.signal).as_mut().is_some_and(|signal| signal.readable.read(&mut byte).is_ok());
         if got {
             inbox.wake();
         }
@@ -213,6 +227,16 @@ mod tests {
         assert_eq!(ids(inbox.take(4)), [4]);
         assert!(!is_readable(&inbox));
         assert!(inbox.take(4).is_empty());
+    }
+
+    #[test]
+    fn a_closed_inbox_has_no_descriptor_and_still_takes_events() {
+        let inbox = Inbox::new(4, 1 << 20).unwrap();
+        assert!(inbox.fd() >= 0);
+        inbox.close();
+        assert_eq!(inbox.fd(), -1);
+        inbox.publish(&mut cancels(0..1));
+        assert_eq!(ids(inbox.take(4)), [0]);
     }
 
     #[test]

@@ -296,6 +296,7 @@ impl Edge {
             // A panic of the thread was caught inside.
             let _ = py.detach(|| thread.join());
         }
+        self.shared.inbox.close();
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -68,3 +68,15 @@ async def grow(calls: int) -> int:
 @pytest.mark.timeout(1_200)
 async def test_many_calls_leave_no_memory_behind() -> None:
     assert await grow(CALLS) < GROWTH_BYTES_MAX
+
+
+async def test_a_closed_edge_keeps_no_descriptor_though_python_keeps_it() -> None:
+    process = psutil.Process()
+    kept = []
+    async with running_edge() as server, server.channel():
+        kept.append(server)
+    before = process.num_fds()
+    for _ in range(5):
+        async with running_edge() as server:
+            kept.append(server)
+    assert process.num_fds() == before

@@ -31,7 +31,8 @@ def threads() -> Counter[str]:
 
 
 async def test_workers_of_a_process_share_their_calls(server: LivenessServer, namespace: str) -> None:
-    until(lambda: not threads())  # those of an earlier test may still be ending
+    # Those of an earlier test may still be ending, and need the event loop for it.
+    await asyncio.to_thread(until, lambda: not threads())
     with call_proxy(server.address) as proxy:
         async with AsyncExitStack() as stack:
             workers = [
