@@ -121,4 +121,14 @@ def supervise(
         code = INTERRUPTED
     except (SupervisorError, InvalidCredentials) as error:
         raise CommandError(str(error)) from error
+    _leave_closed_outputs()
     sys.exit(code)
+
+
+def _leave_closed_outputs() -> None:
+    """If the terminal is gone, Python would fail to flush what was to be shown, and exit with 120 instead of the code."""
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except OSError:
+            setattr(sys, name, None)
